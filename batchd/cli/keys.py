@@ -155,7 +155,8 @@ def _new_file(path: Path) -> Iterator[Callable[[str], None]]:
         raise BatchdError(why_unwritable(path, error)) from None
     with ExitStack() as where_it_fails:
         where_it_fails.callback(path.unlink, missing_ok=True)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:  # its end writes nothing, so it cannot fail
+        # unbuffered: its end writes nothing, so it cannot fail
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
             os.fchmod(descriptor, FILE_MODE)  # whatever the umask
 
             def write(text: str) -> None:

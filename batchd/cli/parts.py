@@ -81,7 +81,8 @@ class PartSearch:
         for name in training.finding.recognised.others:
             try:
                 found.append(self._other(name, place, training))
-            except (SourceInvalid, ValueError) as error:  # invalid options, such as those of classes
+            # invalid options, such as those of classes
+            except (SourceInvalid, ValueError) as error:
                 notes.append(f"no stream of the part {name}: {error}")
         if found:
             training = training._replace(name=TRAINING)

@@ -127,7 +127,8 @@ def command(
     served = served_card(stream, address, running=running, is_given=is_given)
     of_card = served or (None if is_given else card)
     config = of_card.config() if of_card is not None else load_config(config_file, overrides)
-    stream = served.stream if served is not None else stream  # a derived stream has another name there
+    # a derived stream has another name there
+    stream = served.stream if served is not None else stream
     if stream in config.streams and config.streams[stream].journal is not None:
         if makes_rows or bad_file is not None or legs:
             raise ArgumentInvalid(f"stream {stream!r} is live: --rows, --bad and --world-size do not go with a journal")

@@ -82,7 +82,8 @@ def command(
     try:
         run_daemon(config_file, overrides, log_level, log_format, ready=ready)
     except BatchdError as error:
-        if not is_ready:  # the reason is for who started it; the log may be that of a daemon that runs
+        # the reason is for who started it; the log may be that of a daemon that runs
+        if not is_ready:
             import structlog  # noqa: PLC0415  the daemon has imported it
 
             _log = structlog.get_logger()

@@ -377,7 +377,8 @@ def _bucketed(plan: StreamPlan, bucket: Bucket, pass_: MeasureOptions, index: So
     _check_bad(plan, bucket.field, bad, len(sizes), example)
     unit, config, crop = unit_of(bucket), plan.config, bucket_crop_of(plan.pipeline.steps)
     if crop is not None:
-        sizes[sizes <= 0] = np.sort(sizes)[(bad + len(sizes)) // 2]  # their substitutes are of a usual bucket
+        # of bad samples, whose substitutes are of a usual bucket
+        sizes[sizes <= 0] = np.sort(sizes)[(bad + len(sizes)) // 2]
         return _with(index, crop_buckets(sizes, crop.bucket_sizes, config.batch_size, config.balance or 1, unit))
     bounds = bucket.count if bucket.bounds is None else tuple(int(bound * unit) for bound in bucket.bounds)
     budget = None if bucket.budget is None else bucket.budget * unit

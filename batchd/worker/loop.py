@@ -126,7 +126,8 @@ class WorkerLoop:
                     self._slots.pop(slot, None)
             case orders.ForgetStream(), []:
                 self._streams.pop(message.stream).close()
-                gc.collect()  # parts of a stream know one another, and keep its index and its cache open
+                # parts of a stream know one another, and keep its index and its cache open
+                gc.collect()
             case orders.Quarantine(), []:
                 (self._task or self._streams[message.stream]).quarantined.update(message.samples)
             case _:

@@ -94,7 +94,8 @@ class CutReader:
         if admitted.steps >= ENDLESS_STEPS:
             raise BatchSizeInvalid(f"stream {stream!r} is live: its batches are bound to samples as these come")
         rooms = self.subscription.layout.rooms
-        if admitted.has_budget or (rooms is not None and rooms.field):  # an older daemon has rooms alone
+        # an older daemon has rooms alone
+        if admitted.has_budget or (rooms is not None and rooms.field):
             raise BatchSizeInvalid(f"a budget decides the rows of each batch of stream {stream!r}")
         if rooms is not None and admitted.batch_size % self.batch_size:
             raise BatchSizeInvalid(

@@ -121,7 +121,8 @@ def mixed(
     numbers = [fields[name] for name in names]
     if is_writable(images):
         numbers = [on_host(values) for values in numbers]
-    partners, shares, boxes = numbers[0] % len(images), *numbers[1:3]  # of a batch that ranks share, each has some rows
+    # of a batch that ranks share, each has some rows
+    partners, shares, boxes = numbers[0] % len(images), *numbers[1:3]
     for is_valid in numbers[3:]:
         is_good = is_valid[partners]
         shares, boxes = shares * is_good + ~is_good, boxes * is_good[:, None]

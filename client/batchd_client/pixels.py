@@ -54,7 +54,8 @@ def beside(array: Values, numbers: NDArray[Any], dtype: object = None) -> Values
     placed = namespace(array).asarray(numbers, dtype=dtype)
     if not _is_tensor(array):
         return placed
-    if array.device.type == "cuda":  # from other memory, a copy waits for all that the device has to do
+    # from other memory, a copy waits for all that the device has to do
+    if array.device.type == "cuda":
         return placed.pin_memory().to(array.device, non_blocking=True)
     return placed.to(array.device)
 

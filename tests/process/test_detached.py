@@ -72,7 +72,8 @@ def test_a_detached_daemon_that_does_not_start_gives_its_reason_and_its_exit_sta
     assert "daemon.workers: must be an integer" in failed.stderr
     assert "of an earlier daemon" not in failed.stderr
     _, line = (config.parent / "batchd.log").read_text().splitlines()
-    assert "error   daemon not started: pid=" in line  # with its time: the log may be that of a daemon that runs
+    # with its time: the log may be that of a daemon that runs
+    assert "error   daemon not started: pid=" in line
     assert "daemon.workers: must be an integer" in line
     nowhere = batchd("serve", "--detach", "--log-file", "no/such.log", folder=config.parent, status=1)
     assert "no/such.log cannot be written: there is no folder " in nowhere.stderr

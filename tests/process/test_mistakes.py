@@ -296,7 +296,8 @@ def test_another_user_is_told_what_it_may_not(daemon, folder, line, wrong, helps
     (folder / "secret.toml").chmod(0o600)
     for path in (folder, *folder.parents[:-2]):
         path.chmod(path.stat().st_mode | 0o055)
-    typed("check secret.toml", 80, "", folder)  # the modules: the interpreter's folder may be root's alone
+    # the modules: the interpreter's folder may be root's alone
+    typed("check secret.toml", 80, "", folder)
     typed("status", 80, f"ipc://{folder}/none", folder)
     os.setresuid(NOBODY, NOBODY, 0)
     try:

@@ -154,7 +154,8 @@ def test_a_server_that_is_gone_is_waited_for(start_daemon, photos, tmp_path):
         found: list = []
         reader.start()
         wait_until(lambda: daemon.stream_status("http")["away"], "the storage is reported away")
-        time.sleep(2 * keys["batch_timeout_s"])  # no BatchTimeout while the daemon waits for storage
+        # no BatchTimeout while the daemon waits for storage
+        time.sleep(2 * keys["batch_timeout_s"])
         with serving(held, port=port):
             reader.join()
     with batchd_client.connect(daemon.address) as connection:

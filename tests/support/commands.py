@@ -71,7 +71,8 @@ def _in_this_process(
     status, at_sigterm = 0, signal.getsignal(signal.SIGTERM)
     with (
         patch.dict("os.environ", environment, clear=True),
-        patch.object(sys, "argv", ["pytest", *words]),  # so messages call the program batchd, however pytest began
+        # so messages call the program batchd, however pytest began
+        patch.object(sys, "argv", ["pytest", *words]),
         chdir(folder),
         redirect_stdout(output),
         redirect_stderr(errors),

@@ -192,7 +192,8 @@ class _OpenCV:
 
     def decoded(self, step: Step, data: bytes) -> Foreign:
         names = {"rgb": "IMREAD_COLOR_RGB", "bgr": "IMREAD_COLOR", "gray": "IMREAD_GRAYSCALE"}
-        is_new = hasattr(self._cv2, "IMREAD_COLOR_RGB")  # an older one decodes to blue, green, red: no more work
+        # an older one decodes to blue, green, red: no more work
+        is_new = hasattr(self._cv2, "IMREAD_COLOR_RGB")
         how = getattr(self._cv2, names[step["color"]] if is_new or step["color"] != "rgb" else "IMREAD_COLOR")
         image = self._cv2.imdecode(np.frombuffer(data, np.uint8), how)
         if image is None:
@@ -424,6 +425,7 @@ def run(job: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]  # its neighbours are batchd's
+    # the modules beside this file are batchd's
+    sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     warnings.simplefilter("ignore")
     run(json.loads(Path(sys.argv[1]).read_text()))

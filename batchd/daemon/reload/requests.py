@@ -276,7 +276,8 @@ class Reloader:
         """Log the outcome, and send it to every session that asked."""
         is_kept = text.startswith(KEPT)
         is_dry = bool(self._askers) and not self._is_signalled and all(asker.is_dry for asker in self._askers)
-        is_tried = not is_dry and not is_kept  # where trainers are kept, nothing is wrong with the file
+        # where trainers are kept, nothing is wrong with the file
+        is_tried = not is_dry and not is_kept
         if exit_code and is_tried:
             _log.error("configuration not reloaded", reason=text, advice="the one before stays in force")
         shown = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 4]} ..."

@@ -243,7 +243,8 @@ class Pipeline:
         So that what several of them decode is decoded once. False if this is of no use.
         """
         self._ahead.start(epoch, sample, 0)
-        told = [stage.announce(values, self._ahead) for stage in self._videos]  # each draws its numbers
+        # each draws its numbers
+        told = [stage.announce(values, self._ahead) for stage in self._videos]
         return any(told)
 
     def forget(self, epoch: int, sample: int) -> None:

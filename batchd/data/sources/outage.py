@@ -70,7 +70,8 @@ def _root_away(root: bytes) -> str | None:
         is_there = error.errno in OUR_OWN_FAULTS
         with suppress(OSError):
             os.stat(root)  # noqa: PTH116  bytes
-            is_there = error.errno in {errno.EACCES, errno.ENOTDIR, errno.EPERM}  # files in it are tried
+            # files in it are tried
+            is_there = error.errno in {errno.EACCES, errno.ENOTDIR, errno.EPERM}
         return None if is_there else f"cannot be reached: {error.strerror}"
 
 

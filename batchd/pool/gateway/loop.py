@@ -322,7 +322,8 @@ class Gateway:
             write(order.memory, order.places, rows)
             failpoints.passing("gateway.rows.written")
             self._end(link, order, message)
-            if rows_bytes >= messages.ROW_FRAME_BYTES:  # the next rows of this round may take as long
+            # the next rows of this round may take as long
+            if rows_bytes >= messages.ROW_FRAME_BYTES:
                 self._results.flush()
         else:
             assert order.reference is not None, "an order fills or proves"

@@ -188,7 +188,8 @@ class StreamOpener:
         self._last_number += 1
         now_ns = time_ns()  # copies of files may be younger here, and clocks differ
         changes = {"stream": self._last_number, "recipe": recipe, "layout": layout.to_wire(), "as_of_ns": now_ns}
-        kind = cache.spec.kind if cache is not None else "off"  # without storage, others fill the rows
+        # without storage, others fill the rows
+        kind = cache.spec.kind if cache is not None else "off"
         message = ServeStream.filled_from(serve, **changes, cache=kind, waits_for_storage=False)
         lacks_cache = cache is None and serve.cache != "off"
         return OpenedStream(

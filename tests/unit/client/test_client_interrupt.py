@@ -71,7 +71,8 @@ class Interrupter:
         while frame is not None:
             if frame.f_code.co_name == "__del__":  # Python only prints an exception there
                 return
-            if frame.f_code.co_filename == logging.__file__:  # its handlers would stay locked, for all threads
+            # its handlers would stay locked, for all threads
+            if frame.f_code.co_filename == logging.__file__:
                 return
             frame = frame.f_back
         self.place -= 1

@@ -84,7 +84,8 @@ def test_a_box_is_the_one_of_torchvision():
     assert (lambdas == np.float32(1 - area / (HEIGHT * WIDTH))).all()
     inside = (left > 0) & (right < WIDTH) & (top > 0) & (bottom < HEIGHT)
     half = (right - left)[inside] // 2
-    low, high = (half / WIDTH * 2) ** 2, ((half + 1) / WIDTH * 2) ** 2  # of the share of the partner
+    # of the share of the partner
+    low, high = (half / WIDTH * 2) ** 2, ((half + 1) / WIDTH * 2) ** 2
     tall = (bottom - top)[inside] // 2
     assert ((tall + 1) / HEIGHT * 2 > np.sqrt(low)).all()
     assert (tall / HEIGHT * 2 < np.sqrt(high)).all()

@@ -251,7 +251,8 @@ def test_connections_that_have_ended_are_not_looked_at(remote, guard, monkeypatc
             while peer.recv(1 << 10):
                 pass
     wait_until(lambda: events.extend(remote._zeromq.events()) or len(events) == 100, "all ends are reported")
-    events.sort(key=lambda event: event[0] != zmq.EVENT_ACCEPTED)  # another thread may report an end first
+    # another thread may report an end first
+    events.sort(key=lambda event: event[0] != zmq.EVENT_ACCEPTED)
     monkeypatch.setattr(remote._zeromq, "events", lambda: iter(events))
 
     remote.note_ends()

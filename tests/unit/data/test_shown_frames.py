@@ -118,7 +118,8 @@ def test_a_clip_shows_what_decoding_the_whole_file_shows_at_its_times(tmp_path, 
         wanted = np.searchsorted(times, at + np.arange(5) / 20 + 1e-9, "right") - 1
         off = np.abs((at + np.arange(5) / 20)[:, None] - times).min(1)
         for place, number in enumerate(wanted):
-            if off[place] > 2e-3:  # files round times, so a time near to that of a frame may be either
+            # files round times, so a time near to that of a frame may be either
+            if off[place] > 2e-3:
                 assert seconds[place] == pytest.approx(times[number], abs=1e-9)
             (exact,) = np.flatnonzero(np.isclose(times, seconds[place], atol=1e-9))
             np.testing.assert_array_equal(image[place], pixels.of(shown[exact][1]))

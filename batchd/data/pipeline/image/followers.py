@@ -252,7 +252,8 @@ class Followers:
             _check_size(name, masks.shape[1:], size)
         else:
             masks = np.zeros((0, *size), np.uint8)  # of no object, in any size
-        if is_left is not None and not is_left.all():  # else no copy, which takes as long as to move them
+        # where all are left there is no copy, which takes as long as to move them
+        if is_left is not None and not is_left.all():
             masks = masks[is_left]
         return moved_masks(masks, trail, 0, self._scratch, name)
 

@@ -323,7 +323,8 @@ def messages_of(field: str, value: object, image: str = "") -> list[ChatMessage]
 
 
 def _message(place: str, turn: Any, image: str) -> ChatMessage:
-    if isinstance(turn, dict) and len(turn) == len(_USUAL) and not image:  # most are: a third of the time
+    # most are: a third of the time
+    if isinstance(turn, dict) and len(turn) == len(_USUAL) and not image:
         role, content = map(turn.get, _USUAL)
         if role in ROLES and isinstance(content, str) and (content.isascii() or not _MARKS.search(content)):
             return ChatMessage(role, (content,), place=place)

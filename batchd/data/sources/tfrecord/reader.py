@@ -114,7 +114,8 @@ def value_of(column: Column, feature: Feature) -> Value:
         return _shaped(_flat(column.dtype, feature), column.shape)
     if column.kind in ("texts", "images"):
         kind = feature.WhichOneof("kind")
-        if kind != "bytes_list" and (kind is None or getattr(feature, kind).value):  # an empty one has no kind
+        # an empty one has no kind
+        if kind != "bytes_list" and (kind is None or getattr(feature, kind).value):
             raise FeatureMisfits(_described(feature))
         values = list(feature.bytes_list.value)
         return images_from(column, values) if column.kind == "images" else nested(column, list(map(_text, values)))

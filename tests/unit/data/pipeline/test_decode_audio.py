@@ -319,7 +319,8 @@ def test_headers_that_lie_are_refused_and_take_no_memory() -> None:
         made(lying("FLAC", 10**9), rate=8_000)
     with pytest.raises(SampleUndecodable, match=r"ends at 1\.000 s, and its header announces 10\.000 s"):
         made(lying("FLAC", 80_000), rate=8_000)
-    assert len(made(lying("WAV", 1 << 31), rate=8_000)["audio"]) == 8_000  # of a program that could not go back
+    # of a program that could not go back
+    assert len(made(lying("WAV", 1 << 31), rate=8_000)["audio"]) == 8_000
     assert len(made(lying("FLAC", 0), rate=8_000)["audio"]) == 8_000
 
 

@@ -209,7 +209,8 @@ def test_clips_of_one_group_are_decoded_in_one_pass(videos, monkeypatch, name, f
         np.testing.assert_array_equal(pipeline.make(one, 0, sample, 0)["image"], alone[sample])
     stage = pipeline._videos[0]
     assert stage._ahead == stage._places_in == {}
-    once = len(set(fed)) * (2 if name == "open_groups.mp4" else 1)  # open groups need the one before
+    # open groups need the one before
+    once = len(set(fed)) * (2 if name == "open_groups.mp4" else 1)
     assert (len(fed) <= once) == (frames_kept == 1000)
     stage._end_current()
     assert (stage.shared.kept, stage.shared.wanted, stage.shared.kept_bytes) == ({}, {}, 0)

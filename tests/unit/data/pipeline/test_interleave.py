@@ -43,7 +43,8 @@ def made(step: Interleave, tokens: list[int], images: Any, images_column: Column
 
 def test_each_place_becomes_the_tokens_of_its_image() -> None:
     """As many as patches make, in the order of the list, which are masked; images are patches."""
-    first, second = photo(4, 8), photo(9, 6)  # 2 and 2 tokens; what is left of the second is cut off
+    # 2 and 2 tokens; what is left of the second is cut off
+    first, second = photo(4, 8), photo(9, 6)
 
     values = made(STEP, [1, PLACE, 2, PLACE], [first, second])
 

@@ -100,7 +100,8 @@ def test_lists_get_room_in_a_batch(room: type[PadBatch] | type[Ragged], count: i
     ]
     assert check_steps(COLUMNS, steps) == []
     row = {field.name: np.full(field.shape, 7, field.dtype) for field in sample_fields(COLUMNS, steps, "fail")}
-    row["pictures_length"][...] = row["captions_length"][...] = 3  # as if all of the room had been used
+    # as if all of the room had been used
+    row["pictures_length"][...] = row["captions_length"][...] = 3
 
     texts = ["A", "Dog", "ran"][:count] or ["X"]
     Pipeline(COLUMNS, steps, 5).run({"pictures": FILES[:count], "captions": texts}, 0, 0, 0, row)

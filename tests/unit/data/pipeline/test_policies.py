@@ -410,7 +410,8 @@ def test_changes_are_those_of_torchvision():
                     if is_linear or name not in MOVES:
                         assert difference.max(initial=0) <= 1, name
                     else:
-                        assert (difference > 0).mean() < 0.25, name  # rows of places between two pixels
+                        # rows of places between two pixels
+                        assert (difference > 0).mean() < 0.25, name
 
 
 MOVES = {"shear_x", "shear_y", "translate_x", "translate_y", "rotate"}

@@ -272,7 +272,8 @@ def test_noise_is_even_and_has_no_pattern():
 
     counts = np.bincount(found.astype(int).ravel(), minlength=256)
     expected = found.size / 256
-    assert ((counts - expected) ** 2 / expected).sum() < 360  # 255 degrees of freedom: beyond 5 sigma
+    # 255 degrees of freedom: beyond 5 sigma
+    assert ((counts - expected) ** 2 / expected).sum() < 360
     centred = found - 127.5
     for other in (centred[1:], centred[:, 1:], centred[..., [1, 2, 0]]):
         cut = centred[: other.shape[0], : other.shape[1]]
