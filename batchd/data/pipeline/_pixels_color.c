@@ -15,8 +15,10 @@
 #include <string.h>
 
 enum { TOGETHER = 512, LEVELS = 256, CHANGES_MAX = 8, HUE_BITS = 16, FACTOR_BITS = 14, FACTOR_MAX = 11 };
-enum { GREY_BITS = 15, RED = 9798, GREEN = 19235, BLUE = 3735 };                       /* OpenCV's */
-enum { COLOR_GREY_BITS = 16, COLOR_RED = 19595, COLOR_GREEN = 38470, COLOR_BLUE = 7471 }; /* Pillow's */
+/* OpenCV's */
+enum { GREY_BITS = 15, RED = 9798, GREEN = 19235, BLUE = 3735 };
+/* Pillow's */
+enum { COLOR_GREY_BITS = 16, COLOR_RED = 19595, COLOR_GREEN = 38470, COLOR_BLUE = 7471 };
 
 /* As in `image/recolor.py`. */
 enum kind { BRIGHTNESS, CONTRAST, SATURATION, HUE, COLOR, KINDS };
@@ -71,7 +73,8 @@ ALWAYS_INLINE int16_t mixed(float level, float factor, float rest, int has_fma)
 
 ALWAYS_INLINE void mix(uint8_t *restrict plane, int32_t count, float factor, const float *restrict rest, int rests, int has_fma)
 {
-    int16_t made[TOGETHER]; /* between two loops: compilers make better vectors of each than of one for both */
+    /* between two loops: compilers make better vectors of each than of one for both */
+    int16_t made[TOGETHER];
     for (int32_t i = 0; i < count; i++) made[i] = mixed(plane[i], factor, rest[i * rests], has_fma);
     for (int32_t i = 0; i < count; i++) plane[i] = (uint8_t)within(made[i], 255);
 }
@@ -86,7 +89,8 @@ ALWAYS_INLINE void saturate(uint8_t *restrict red, uint8_t *restrict green, uint
     mix(blue, count, (float)factor, grey, 1, has_fma);
 }
 
-/* The new levels of brightness and contrast, by the table or by sums, which take half the time in vectors. */
+/* The new levels of brightness and contrast, by the table or by sums, which take half the time in
+ * vectors. */
 ALWAYS_INLINE void change_levels(uint8_t *restrict plane, int32_t count, const struct change *change, int has_fma)
 {
     if (has_fma && change->can_sum)
@@ -129,8 +133,8 @@ ALWAYS_INLINE uint8_t hue_level(uint16_t most, uint16_t chroma, uint16_t place, 
     return (uint8_t)(most - within(off, (int16_t)chroma));
 }
 
-/* By `sixths` and `part` of one, in 1/2**HUE_BITS. What is behind the point of a hue is the same for
- * the three channels, so it is enough to know how it rounds: a level off is halves down. */
+/* By `sixths` and `part` of one, in 1/2**HUE_BITS. What is behind the point of a hue is the same
+ * for the three channels, so it is enough to know how it rounds: a level off is halves down. */
 ALWAYS_INLINE void shift_hue(uint8_t *restrict red, uint8_t *restrict green, uint8_t *restrict blue, int32_t count, uint16_t sixths,
                              uint16_t part)
 {
@@ -148,7 +152,8 @@ ALWAYS_INLINE void shift_hue(uint8_t *restrict red, uint8_t *restrict green, uin
     }
 }
 
-/* Makes the changes from `first` on. Returns the sum of the grey levels that are left, if it is asked for. */
+/* Makes the changes from `first` on. Returns the sum of the grey levels that are left, if it is
+ * asked for. */
 ALWAYS_INLINE uint64_t recolor_row(uint8_t *pixels, Py_ssize_t length, const struct change *first, const struct change *end, int is_bgr,
                                    int is_summed, int has_fma)
 {
@@ -187,8 +192,8 @@ WITH_AVX2 static uint64_t recolor_avx2(uint8_t *pixels, Py_ssize_t length, const
     return recolor_row(pixels, length, first, end, is_bgr, is_summed, 1);
 }
 
-/* Levels are rounded from float64, halves to even. Those of float32 are the same if none is so near to a half: with a factor up to
- * FACTOR_MAX, a sum is less than 2**-12 off. */
+/* Levels are rounded from float64, halves to even. Those of float32 are the same if none is so near
+ * to a half: with a factor up to FACTOR_MAX, a sum is less than 2**-12 off. */
 static void set_levels(struct change *change, double offset)
 {
     change->offset = (float)offset, change->can_sum = 1;
@@ -212,7 +217,8 @@ static void recolor_image(const struct image *image, struct change *changes, Py_
             uint8_t *begin = image->pixels + row * image->stride;
             sum += (uses_avx2 ? recolor_avx2 : recolor_plain)(begin, length, first, next, is_bgr, is_contrast);
         }
-        if (is_contrast) set_levels(next, (1 - next->number) * ((double)sum / pixels)); /* the mean of what is made so far */
+        /* the mean of what is made so far */
+        if (is_contrast) set_levels(next, (1 - next->number) * ((double)sum / pixels));
         first = next;
     }
 }

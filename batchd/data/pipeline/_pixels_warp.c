@@ -76,7 +76,8 @@ static inline int64_t place(int64_t factor, Py_ssize_t times, int64_t begin)
     return (int64_t)((uint64_t)factor * (uint64_t)times + (uint64_t)begin);
 }
 
-/* Where a row is shifted, as by a translation and by a shear along the rows, its pixels come from neighbours, by one fraction. */
+/* Where a row is shifted, as by a translation and by a shear along the rows, its pixels come from
+ * neighbours, by one fraction. */
 FOR_EACH_PROCESSOR
 static void blend_row(const uint8_t *upper, const uint8_t *under, uint8_t *into, int64_t length, Py_ssize_t channels, int32_t right,
                       int32_t lower)
@@ -85,7 +86,8 @@ static void blend_row(const uint8_t *upper, const uint8_t *under, uint8_t *into,
         into[i] = blended(upper[i], upper[i + channels], under[i], under[i + channels], right, lower);
 }
 
-/* Make those pixels of a shifted row that lie between four of the image: from `first` to `end`. (x, y): where the row begins. */
+/* Make those pixels of a shifted row that lie between four of the image: from `first` to `end`.
+ * (x, y): where the row begins. */
 static void shift_row(const struct image *from, int64_t x, int64_t y, const struct image *into, uint8_t *made, int64_t *first,
                       int64_t *end)
 {
@@ -101,18 +103,21 @@ static void shift_row(const struct image *from, int64_t x, int64_t y, const stru
     blend_row(upper, upper + from->stride, made + *first * channels, (*end - *first) * channels, channels, fraction(x), fraction(y));
 }
 
-/* Where rows are scaled, and neither turned nor slanted, all pixels of a row lie between the same two rows, and those of a column
- * between the same two columns: rows are blended first, then columns, which makes the same numbers. */
+/* Where rows are scaled, and neither turned nor slanted, all pixels of a row lie between the same
+ * two rows, and those of a column between the same two columns: rows are blended first, then
+ * columns, which makes the same numbers. */
 struct columns {
     Py_ssize_t first, end;    /* the new columns that lie between two of the image */
     Py_ssize_t left, right;   /* the columns of the image that they need */
-    int32_t *places, *parts;  /* of each: where its left pixel is in the blended row, and the part of the right one */
+    /* of each: where its left pixel is in the blended row, and the part of the right one */
+    int32_t *places, *parts;
     int32_t *blended, *made;
 };
 
 /* A pixel: as many of the numbers as it has channels. */
 typedef int32_t four __attribute__((vector_size(CHANNELS_MAX * sizeof(int32_t))));
-typedef four four_loose __attribute__((aligned(sizeof(int32_t)), may_alias)); /* anywhere in an array */
+/* anywhere in an array */
+typedef four four_loose __attribute__((aligned(sizeof(int32_t)), may_alias));
 
 FOR_EACH_PROCESSOR
 static void blend_rows(const uint8_t *upper, const uint8_t *under, int32_t *restrict into, int64_t length, int32_t lower)
@@ -134,7 +139,8 @@ static void blend_columns(const struct columns columns, uint8_t *restrict into, 
     for (Py_ssize_t i = 0; i < count * channels; i++) into[i] = (uint8_t)columns.made[i];
 }
 
-/* Find the columns; false where memory is short, or there are none: then each pixel is made by itself. */
+/* Find the columns; false where memory is short, or there are none: then each pixel is made by
+ * itself. */
 static int plan_columns(const struct image *from, const struct image *into, const struct warp *warp, struct columns *columns)
 {
     const Py_ssize_t channels = from->channels;
@@ -235,8 +241,8 @@ ALWAYS_INLINE void remap_rows(const struct image *from, const struct image *into
 
 enum { PARTS_MAX = 64 };
 
-/* The images in a canvas of `size`, which has `ground` elsewhere. A row is made when a pixel of it is needed, in `rows`: two of them,
- * of the columns `first` to `end`. */
+/* The images in a canvas of `size`, which has `ground` elsewhere. A row is made when a pixel of it
+ * is needed, in `rows`: two of them, of the columns `first` to `end`. */
 struct canvas {
     struct image images[PARTS_MAX], size;
     Py_ssize_t tops[PARTS_MAX], lefts[PARTS_MAX], count, first, end;
@@ -291,7 +297,8 @@ static void canvas_between(const struct canvas *canvas, const struct warp *warp,
                                 fraction(y));
 }
 
-/* Only of a warp that neither turns nor slants. Returns 0 where memory is short, or a place wraps. */
+/* Only of a warp that neither turns nor slants. Returns 0 where memory is short, or a place
+ * wraps. */
 static int warp_canvas(struct canvas *canvas, const struct image *into, const struct warp *warp)
 {
     struct columns columns = {0};

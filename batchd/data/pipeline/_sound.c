@@ -1,6 +1,7 @@
 /* Sound at another rate: each new sample is a weighted sum of samples. Worker process.
  *
- * `_sound_spectra.c` has spectra. `sound/resample.py` says which weights; it does the same without this extension, in more time.
+ * `_sound_spectra.c` has spectra. `sound/resample.py` says which weights; it does the same without
+ * this extension, in more time.
  *
  * Invariant: nothing is read or written outside of the buffers, whatever the arguments are.
  */
@@ -10,7 +11,8 @@
 #include <string.h>
 
 enum { LANES = 16, RATE_BITS = 24, PLACE_BITS = 38, RATIO_MAX = 256, TAPS_MAX = 1 << 16 };
-/* At once: new samples at most, and about so many of the file, which with their weights fit into 48 KiB, a level-1 cache. */
+/* At once: new samples at most, and about so many of the file, which with their weights fit into 48
+ * KiB, a level-1 cache. */
 enum { BLOCK = 2048, LINE = 3600 };
 
 int sound_uses_avx2;
@@ -36,7 +38,8 @@ struct resampling {
     int64_t first, start;    /* the places in the file, and in the result, of the first of each */
 };
 
-/* Write sums of `taps` products with the same weights, of the samples from 0, `apart`, 2 * `apart`, ... on. */
+/* Write sums of `taps` products with the same weights, of the samples from 0, `apart`, 2 * `apart`,
+ * ... on. */
 typedef void make_sums(const double *samples, int64_t apart, const double *weights, int64_t taps, int64_t count, double *sums);
 
 static const struct maker {
@@ -104,7 +107,8 @@ static void block(const struct resampling *task, double *line, int64_t begin, in
 {
     const int64_t half = task->taps / 2, lowest = begin * task->down / task->up - half + 1, is_every = task->phases == task->up;
     const int64_t step = task->down / task->up, rest_of_step = task->down - step * task->up;
-    const int64_t each = (end - begin) / task->up, more = (end - begin) - each * task->up; /* `more` phases have one more */
+    /* `more` phases have one more */
+    const int64_t each = (end - begin) / task->up, more = (end - begin) - each * task->up;
     const int64_t calls = !is_every ? end - begin : each ? task->up : more;
     int64_t whole = begin * task->down / task->up, part = begin * task->down - whole * task->up;
     double sums[BLOCK];
@@ -125,7 +129,8 @@ static void block(const struct resampling *task, double *line, int64_t begin, in
     }
 }
 
-/* How many new samples are made at once: whole groups of those that share weights, if so many have room. */
+/* How many new samples are made at once: whole groups of those that share weights, if so many have
+ * room. */
 static int64_t block_length(const struct resampling *task)
 {
     const int64_t fitting = LINE * task->up / task->down, room = fitting > BLOCK ? BLOCK : fitting > 1 ? fitting : 1;

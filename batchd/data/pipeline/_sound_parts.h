@@ -34,14 +34,15 @@ enum { SIDE_BY_SIDE = 4 };
 typedef double four __attribute__((vector_size(SIDE_BY_SIDE * sizeof(double))));
 typedef int64_t four_bits __attribute__((vector_size(SIDE_BY_SIDE * sizeof(int64_t))));
 typedef four four_loose __attribute__((aligned(8), may_alias)); /* anywhere in an array */
-typedef double eight __attribute__((vector_size(2 * SIDE_BY_SIDE * sizeof(double)))); /* of AVX-512 */
+/* of AVX-512 */
+typedef double eight __attribute__((vector_size(2 * SIDE_BY_SIDE * sizeof(double))));
 typedef eight eight_loose __attribute__((aligned(8), may_alias));
 
 /* Whether functions compiled for AVX2 run. */
 extern int sound_uses_avx2;
 
-/* An array, contiguous, of `dimensions` and of elements of `type` ('f' float32, 'd' float64, 'i' int32). Returns
- * 0 with an exception. The caller releases the buffer, in either case. */
+/* An array, contiguous, of `dimensions` and of elements of `type` ('f' float32, 'd' float64, 'i'
+ * int32). Returns 0 with an exception. The caller releases the buffer, in either case. */
 int take_array(PyObject *object, char type, int dimensions, int is_writable, Py_buffer *buffer);
 
 /* What Python sees of _sound_spectra.c. */

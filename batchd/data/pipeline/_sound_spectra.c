@@ -41,7 +41,8 @@ struct plan {
     int radices[STAGES_MAX], stages;
 };
 
-/* A stage makes, of a signal of `radix` * m numbers at `apart`, `radix` of m, each turned by roots. */
+/* A stage makes, of a signal of `radix` * m numbers at `apart`, `radix` of m, each turned by
+ * roots. */
 struct stage {
     const double *roots;
     int64_t m, apart, step; /* step: between the roots of the stage's length */
@@ -157,7 +158,8 @@ ALWAYS_INLINE const struct number *transformed(const struct plan *plan, struct n
     return from;
 }
 
-/* The frames from `frame` on, side by side, each freed of its mean, emphasised, and in the window. */
+/* The frames from `frame` on, side by side, each freed of its mean, emphasised, and in the
+ * window. */
 ALWAYS_INLINE void take_frames(const struct plan *plan, int64_t frame, int64_t count, four *line)
 {
     const int64_t length = plan->window_length;
@@ -181,14 +183,16 @@ ALWAYS_INLINE void take_frames(const struct plan *plan, int64_t frame, int64_t c
     memset(line + length, 0, (size_t)(plan->length - length) * sizeof *line);
 }
 
-/* The power of each frequency from 0 to length / 2: of an odd length, of the numbers as they are. */
+/* The power of each frequency from 0 to length / 2: of an odd length, of the numbers as they
+ * are. */
 ALWAYS_INLINE void take_powers(const struct plan *plan, const struct number *found, four *powers)
 {
     const int64_t points = plan->points;
     if (points == plan->length)
         for (int64_t k = 0; k <= points / 2; k++) powers[k] = found[k].re * found[k].re + found[k].im * found[k].im;
     else
-        for (int64_t k = 0; k <= points / 2; k++) { /* the halves of both are made twice as large, exactly */
+        /* the halves of both are made twice as large, exactly */
+        for (int64_t k = 0; k <= points / 2; k++) {
             const struct number *a = found + k, *b = found + (k ? points - k : 0);
             const double *w = plan->roots + 2 * k, *v = plan->roots + 2 * (points - k);
             const four even_re = a->re + b->re, even_im = a->im - b->im, odd_re = a->im + b->im, odd_im = b->re - a->re;
@@ -207,7 +211,8 @@ ALWAYS_INLINE void spectra_of(const struct plan *plan, int64_t frame, int64_t co
     four *const line = memory, *const powers = line + 4 * plan->points;
     struct number *const numbers = (struct number *)memory;
     take_frames(plan, frame, count, line);
-    if (plan->points == plan->length) /* each is the real part of a number; of an even length, every other one is */
+    /* each is the real part of a number; of an even length, every other one is */
+    if (plan->points == plan->length)
         for (int64_t i = plan->length; i--;) numbers[i] = (struct number){line[i], {0}};
     take_powers(plan, transformed(plan, numbers, numbers + plan->points), powers);
     int64_t weight = 0;
@@ -233,7 +238,8 @@ WITH_AVX2 static void spectra_avx2(const struct plan *plan, int64_t frame, int64
 /* Returns 0: no memory. */
 static int all_spectra(const struct plan *plan)
 {
-    const int64_t numbers = 4 * plan->points + plan->length / 2 + 1; /* two signals, and the powers */
+    /* two signals, and the powers */
+    const int64_t numbers = 4 * plan->points + plan->length / 2 + 1;
     four *memory = aligned_alloc(sizeof *memory, (size_t)numbers * sizeof *memory);
     if (!memory) return 0;
     for (int64_t frame = 0; frame < plan->frames; frame += SIDE_BY_SIDE) {
@@ -319,7 +325,8 @@ PyObject *spectra(PyObject *self, PyObject *arguments)
 
 /* --- logarithms --- */
 
-/* A number is m * 2**e; the logarithm of m, from the root of 1/2 to that of 2, is a series of (m - 1) / (m + 1). */
+/* A number is m * 2**e; the logarithm of m, from the root of 1/2 to that of 2, is a series of
+ * (m - 1) / (m + 1). */
 ALWAYS_INLINE void logarithms_of(double *numbers, int64_t count, double floor, double factor)
 {
     four parts[LOG_BLOCK], exponents[LOG_BLOCK], ratios[LOG_BLOCK], squares[LOG_BLOCK], totals[LOG_BLOCK];
@@ -331,7 +338,8 @@ ALWAYS_INLINE void logarithms_of(double *numbers, int64_t count, double floor, d
         const four part = (four)((bits & 0x000fffffffffffff) | 0x3ff0000000000000);
         const four above = (four)((part > 1.4142135623730951) & (four_bits)(four){1, 1, 1, 1});
         const four scaled = part * (1 - 0.5 * above);
-        exponents[i] = (four)(bits >> 52 | 0x4330000000000000) - (4503599627370496.0 + 1023) + above; /* 2**52 and it */
+        /* 2**52 and it */
+        exponents[i] = (four)(bits >> 52 | 0x4330000000000000) - (4503599627370496.0 + 1023) + above;
         ratios[i] = (scaled - 1) / (scaled + 1), squares[i] = ratios[i] * ratios[i], totals[i] = (four){0};
     }
     for (int term = 2 * LOG_TERMS + 1; term > 0; term -= 2) {
@@ -443,7 +451,8 @@ struct convolution {
     int64_t count, taps, part, first;
 };
 
-/* The samples that are the real or the imaginary part of each lane, `size` of them, with zeros behind. */
+/* The samples that are the real or the imaginary part of each lane, `size` of them, with zeros
+ * behind. */
 ALWAYS_INLINE void lay(const struct convolution *task, const float *line, int64_t count, int64_t from, int64_t size, four *into)
 {
     for (int64_t i = 0; i < task->plan.length; i++, into += 2) {
@@ -464,7 +473,8 @@ ALWAYS_INLINE void add_lane(const struct convolution *task, const four *results,
     for (int64_t i = low; i < high; i++) task->target[at + i] += results[2 * i][lane] * share;
 }
 
-/* The blocks of the sound from `begin` on, four as real parts and four as imaginary ones, by each part of the response. */
+/* The blocks of the sound from `begin` on, four as real parts and four as imaginary ones, by each
+ * part of the response. */
 ALWAYS_INLINE void add_blocks(const struct convolution *task, int64_t begin, const struct number *responses, struct number *memory)
 {
     const int64_t length = task->plan.length, block = length - task->part + 1;
@@ -475,7 +485,8 @@ ALWAYS_INLINE void add_blocks(const struct convolution *task, int64_t begin, con
     for (int64_t number = 0; number * task->part < task->taps; number++) {
         const struct number *response = responses + number / SIDE_BY_SIDE * length;
         const int64_t of_four = number % SIDE_BY_SIDE;
-        for (int64_t k = 0; k < length; k++) { /* real and imaginary exchanged: the transform back */
+        /* real and imaginary exchanged: the transform back */
+        for (int64_t k = 0; k < length; k++) {
             const double re = response[k].re[of_four], im = response[k].im[of_four];
             one[k].re = kept[k].re * im + kept[k].im * re, one[k].im = kept[k].re * re - kept[k].im * im;
         }

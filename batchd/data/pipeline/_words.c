@@ -1,10 +1,11 @@
-/* Cuts text into the words of a tokenizer, and joins the numbers of words that are known. Worker process.
+/* Cuts text into the words of a tokenizer, and joins the numbers of words that are known. Worker
+ * process.
  *
- *     letters   H  i     t  h  e  r  e        one byte for each character: itself in ASCII, else a class
- *     words    [Hi][ there]                   the first alternative that matches, as long as it can be
+ *     letters   H  i     t  h  e  r  e        one byte a character: itself in ASCII, or a class
+ *     words    [Hi][ there]                   the first alternative that matches, as long as it can
  *     memo     {"Hi": 17.., " there": 108..}  int32 of each token, as bytes
- *     table    [letters 15][size 1][tokens 12][count 4] x 2^n    short words of the memo, to save objects: each in one of
- *                                                                two entries beside each other
+ *     table    [letters 15][size 1][tokens 12][count 4] x 2^n
+ *              short words of the memo, to save objects: each in one of two neighbours
  *
  *     program  [sets][alternatives]  32 bytes: a bit for each letter  x sets
  *                                    items  [set, least, most] x items  x alternatives
@@ -42,7 +43,8 @@ struct program {
     int alternatives;
 };
 
-/* The letters with which some items may begin: those of all that may be absent, and of the first that may not. */
+/* The letters with which some items may begin: those of all that may be absent, and of the first
+ * that may not. */
 static void find_begins(const struct item *item, const struct item *end, uint8_t *begins)
 {
     memset(begins, 0, SET_BYTES);
@@ -125,7 +127,8 @@ static int is_of(const struct entry *entry, const uint8_t *letters, Py_ssize_t s
     return entry->size == size && entry->count <= 3 && !memcmp(entry->letters, letters, (size_t)size);
 }
 
-/* The entry of a word, else one for it, which may have another one; NULL for one that is long, or not of ASCII. */
+/* The entry of a word, else one for it, which may have another one; NULL for one that is long, or
+ * not of ASCII. */
 static struct entry *entry_of(const Py_buffer *table, const uint8_t *letters, Py_ssize_t size)
 {
     uint64_t hash = (uint64_t)size;
