@@ -30,7 +30,6 @@ FIELDS = {
     "timm": MIXED | {"erase_box": (1, 4), "erase_key": ()},
     "deit-3": MIXED,
     "simclr": {"image": (2, 224, 224, 3), "label": ()},
-    "byol": {"first": (224, 224, 3), "second": (224, 224, 3), "label": ()},
     "dino": {"global_1": (224, 224, 3), "global_2": (224, 224, 3), "local": (8, 96, 96, 3), "label": ()},
     "diffusion": {"image": (448, 576, 3), "label": ()},
     "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
