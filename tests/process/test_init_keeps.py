@@ -345,6 +345,24 @@ def test_data_for_detection_is_recognised_as_what_it_is(tmp_path: Path, form: st
             assert classes == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("yaml", "numbers", "points"),
+    [("kpt_shape: [4, 2]\n", 8, 4), ("path: .\nkpt_shape:\n- 4\n- 3\n", 12, 4), (None, 51, 17), (None, 4, 0)],
+)
+def test_points_behind_the_boxes_of_yolo_are_no_polygon(
+    tmp_path: Path, yaml: str | None, numbers: int, points: int
+) -> None:
+    """Their number is that of the YAML of ultralytics, or of lines that can be nothing else."""
+    for folder, name, content in (("images", "1.jpg", jpeg(photo())), ("labels", "1.txt", b"")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content or (b"0" + b" 0.5" * (4 + numbers) + b"\n"))
+    if yaml is not None:
+        (tmp_path / "data.yaml").write_text(yaml)
+
+    assert (f"keypoints = {points}" in found(tmp_path)["toml"]) == (points > 0)
+    assert ("keypoints are left out" in found(tmp_path)["toml"]) == (points > 0)
+
+
 def test_captions_beside_images_are_no_boxes(tmp_path: Path) -> None:
     """A text of the same name is not always an annotation."""
     (tmp_path / "a.jpg").write_bytes(jpeg(photo()))

@@ -22,6 +22,9 @@ _XMLS_MAX = 10_000
 """Whose classes are looked at."""
 _OBJECTS = re.compile(rb"\s*[0-9]+([ \t]+-?[0-9]*\.?[0-9]+(e-?[0-9]+)?){4,}[ \t]*[\r\n]")
 """A class and its box, or the corners of a polygon."""
+_BOX_NUMBERS = 5
+_POINTS = re.compile(rb"^kpt_shape:\s*(?:\[\s*|\n\s*-\s*)([0-9]{1,3})\b", re.MULTILINE)
+"""In the YAML of ultralytics: how many points, of two numbers or of three."""
 _NAME = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
 _PARTS = b"ImageSets/Main/"
 
@@ -36,9 +39,25 @@ def _yolo(files: FoundFiles, survey: Survey) -> Recognised:
     texts = [labels[name] for name in images if labels[name] in there]
     if not any(_OBJECTS.match(_start(files, text, survey)) for text in texts[: recognise.LOOKED_AT]):
         raise SourceInvalid(f"{files.root}: no text of the name of an image has a class and a box in each line")
-    source = YoloSource(root=files.root, images=_pattern(files, images))
-    note = "classes are numbers here; names = [...] of the source gives them names, such as those of data.yaml"
-    return Recognised(source, [*images, *texts], (note,), dict.fromkeys(labels, recognise.OTHER_PART), others)
+    points = _points(files, texts, survey)
+    source = YoloSource(root=files.root, images=_pattern(files, images), keypoints=points)
+    notes = ["classes are numbers here; names = [...] of the source gives them names, such as those of data.yaml"]
+    if points:
+        notes.append('keypoints are left out: fields = ["image", "boxes", "classes", "keypoints"] names them')
+    return Recognised(source, [*images, *texts], tuple(notes), dict.fromkeys(labels, recognise.OTHER_PART), others)
+
+
+def _points(files: FoundFiles, texts: Sequence[bytes], survey: Survey) -> int:
+    """How many points follow each box, as the YAML beside the folders says, or the first lines."""
+    for name in files.names:
+        if b"/" not in name and name.endswith((b".yaml", b".yml")):
+            told = _POINTS.search(_start(files, name, survey))
+            if told is not None:
+                return int(told[1])
+    lines = [line for text in texts[: recognise.LOOKED_AT] for line in _start(files, text, survey).splitlines()[:1]]
+    numbers = {len(line.split()) - _BOX_NUMBERS for line in lines} - {-_BOX_NUMBERS}
+    count = numbers.pop() if len(numbers) == 1 else 0
+    return count // 3 if count % 3 == 0 and count % 2 else 0  # the corners of a polygon are even
 
 
 def _voc(files: FoundFiles, survey: Survey) -> Recognised:
