@@ -84,7 +84,8 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or (), grouping)
     index = planned_index(plan, index)
     epochs = epoch_plan(plan, index)
-    decode = next((step for step in steps if isinstance(step, Decode)), None)
+    lists = {column.name for column in plan.columns if column.kind == "images"}
+    decode = next((step for step in steps if isinstance(step, Decode) and step.field not in lists), None)
     yield from _batches(plan, index, epochs)
     if decode is not None or stream.cache_kind == "encoded":
         expect(plan.code.python_path, plan.code.digests)
@@ -93,7 +94,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
                 yield from _decoding(plan, steps, decode, index, epochs, reader)
             elif kept := list(_values_bytes(reader, _first_samples(epochs, index))):
                 yield f"{plan.name}: {_need(plan, index, kept, stream.cache_bytes)}"
-    if grouping is None and decode is None:
+    if grouping is None and not any(isinstance(step, Decode) for step in steps):
         own = any(isinstance(step, Call) for step in whole)
         yield f"{plan.name}: no image is decoded" + (" in front of your function" if own else "")
     yield from _after_steps(plan, index, epochs, pass_)

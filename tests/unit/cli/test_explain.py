@@ -162,6 +162,16 @@ def test_streams_without_such_a_plan_say_why(folder) -> None:
 
 
 @pytest.mark.thorough
+def test_lists_of_images_have_no_plan_of_one_file(folder) -> None:
+    """They are decoded one by one; what else there is to say of the stream is said."""
+    put(folder, **{"1_png": encode(photo(), ".png")})
+    (folder / "rows.jsonl").write_text('{"images": ["1.png", "1.png"]}\n{"images": []}\n')
+    source = '{ type = "jsonl", root = ".", shards = ["rows.jsonl"], image_root = "photos", fields = { images = "image[<=4]" } }'
+    steps = '{ op = "decode", field = "images" }, { op = "resize", field = "images", size = [8, 8] }'
+    ragged = '{ op = "ragged", field = "images", max_shape = [4, 8, 8, 3] }'
+    assert explain(folder, f"{steps}, {ragged}", source) == []
+
+
 def test_file_names_cannot_control_a_terminal(folder) -> None:
     """Unusual characters are escaped."""
     (folder / "photos").mkdir()
