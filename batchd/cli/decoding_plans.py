@@ -24,6 +24,7 @@ from batchd.core.mixtures import Mixture
 from batchd.core.packs import Cuts, Packs, PartPacks, packed_in
 from batchd.core.plan import Plan
 from batchd.data.functions.load import expect
+from batchd.data.pipeline.cache_split import KINDS_OF_FACTS
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
@@ -53,7 +54,7 @@ from batchd.errors import SourceInvalid
 from batchd.observe.diagnosis.verdicts import CACHE_MARGIN
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
-from batchd.stream.cache_memory import points_budget
+from batchd.stream.cache_memory import facts_budget
 from batchd.stream.grouping import MeasureOptions, after_steps, grouping_of, unit_of
 from batchd.stream.plan import StreamPlan, bucket_rate, epoch_plan, planned_index
 from batchd.stream.rings import MEBIBYTE, bucket_layout, slot_layout
@@ -189,7 +190,7 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
     good = [one for one in looks if one.kept_bytes]
     points, kept = [one.points_bytes for one in good], [one.kept_bytes for one in good]
     if any(points):
-        least = stream.cache_bytes or points_budget(len(index), stream.cache_dir)
+        least = stream.cache_bytes or facts_budget("points", len(index), stream.cache_dir)
         budget = least if stream.cache_kind == "points" else None  # others leave room for them
         yield (
             f"{name}: access points are found in the first epoch, and from the second on crops begin to decode at the nearest "
@@ -217,7 +218,7 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
     for sample, views in ((sample, one.views) for sample, one in zip(samples, looks, strict=True) if one.views):
         yield f"{name}: the views of sample {sample}"
         yield from fitted([("view", "decoded", "then"), *views], columns)
-    if good and stream.cache_kind not in {"off", "points"}:
+    if good and stream.cache_kind not in {"off", *KINDS_OF_FACTS}:
         yield f"{name}: {_need(plan, index, kept, stream.cache_bytes)}"
 
 

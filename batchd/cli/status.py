@@ -189,7 +189,7 @@ def _mailbox(live: wire.LiveStatistics) -> str:
     return ", ".join(str(fact) for fact in found if fact)
 
 
-_HELD = {"points": "access points", "pixels": "pixels or access points"}
+_HELD = {"points": "access points", "media": "what is known of files", "pixels": "pixels or access points"}
 
 
 def _cache(stream: wire.StreamStatus, cache: wire.CacheStatistics) -> str:
@@ -200,9 +200,10 @@ def _cache(stream: wire.StreamStatus, cache: wire.CacheStatistics) -> str:
     sharers = f", shared by {counted(cache.streams, 'stream')}" if cache.streams > 1 else ""
     place = f" on disk ({cache.folder})" if cache.folder else ""
     spoilt = f", {counted(cache.spoilt_samples, 'record')} damaged" if cache.spoilt_samples else ""
+    all_samples = "" if cache.kind == "media" else f" of {stream.samples:,}"
     held = _HELD.get(cache.kind, f"{cache.kind} samples")
     return (
-        f"cache of {held}{place} has {cache.held_samples:,} of {stream.samples:,} in "
+        f"cache of {held}{place} has {cache.held_samples:,}{all_samples} in "
         f"{round_bytes(cache.used_bytes)} of {round_bytes(cache.budget_bytes)}{found}{sharers}{spoilt}"
     )
 

@@ -30,7 +30,13 @@ from pydantic import (
 )
 
 from batchd.data.pipeline.augment.options import ERASED_MAX, Area, Aspect, check_range
-from batchd.data.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
+from batchd.data.pipeline.cache_split import (
+    KINDS_OF_FACTS,
+    cropped_files,
+    decoded_files,
+    has_crop_decoder,
+    media_fields,
+)
 from batchd.data.pipeline.image.options import CropToBucket, SizedStep
 from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
@@ -73,7 +79,7 @@ PUSH_DEFAULTS: dict[str, object] = {"lag": "lockstep", "on_error": "mask"}
 
 OnError = Literal["substitute", "mask", "fail"]
 Lag = Literal["independent", "lockstep"]
-CacheKind = Literal["auto", "off", "points", "pixels", "encoded", "decoded"]
+CacheKind = Literal["auto", "off", "points", "pixels", "media", "encoded", "decoded"]
 SHORT_SIDE_MAX = 4_096
 
 
@@ -539,14 +545,15 @@ class Bucket(_Branch):
 
     field: Annotated[str, Example("tokens")]
     """The field whose size counts: for "length" and "value" a field after the steps, for "aspect"
-    and "pixels" a field of the source, an image file or pixels, for "seconds" a sound file of the
-    source, for "bytes" any field of the source."""
+    and "pixels" a field of the source, an image file or pixels, for "seconds" a file of sound or
+    video of the source, for "bytes" any field of the source."""
 
     by: Literal["length", "aspect", "pixels", "bytes", "value", "seconds"] = "length"
     """What the size of a sample is: the elements of the first dimension of the field; the width of
     the upright image divided by its height; its width times its height; the bytes of the field as
     the source has it; the number in the field, above 0, such as what a "call" step of your own
-    makes of a sample; or how long a sound lasts, by its header."""
+    makes of a sample; or how long a sound or a video lasts, by its header, or as counted where
+    that does not tell."""
 
     count: Annotated[int, Field(ge=2, le=BUCKETS_MAX)] = 16
     """Number of buckets, with as many samples each. More buckets leave less filling and mix
@@ -726,19 +733,22 @@ class StreamConfig(_Branch):
 
     cache: Annotated[CacheKind, BeforeValidator(_without_seekable)] = "auto"
     """Part of a sample that is kept in memory after its first read, for all epochs. "auto": with no
-    budget "points", if a crop follows "decode" directly; with cache_memory "pixels", if images are
-    decoded; with a budget and a source on a server "encoded"; else "off". It refuses no key of a
-    cache; `batchd check` names those that it does not use. "points": where in JPEGs decoding can
-    begin, so that crops of them take less time from the second epoch on; some 4 kB an image, and
-    half a decode more in the first epoch. "pixels": each image as decoded whole, 3 bytes a pixel,
-    so that each is decoded once, and points of those that have no room. "encoded": the source's
-    values, such as the bytes of an image file, so that slow storage is read once, and the points of
-    its JPEGs. None of these changes a byte of a batch. "decoded" does: it keeps the result of the
-    steps before the first random one, as pixels of 8 bits, or as tokens;
-    `batchd check --explain` names these steps. In memory, it keeps tokens from the moment when the
-    daemon makes them to measure samples for rows or buckets. Streams with the same source and the
-    same cache_memory share one cache (of "decoded", if these steps are the same). Later changes on
-    the storage take effect when the daemon is restarted, or a reload finds another source; with
+    budget "points", if a crop follows "decode" directly, or "media", if sound or video is decoded;
+    with cache_memory "pixels", if images are decoded; with a budget and a source on a server
+    "encoded"; else "off". It refuses no key of a cache; `batchd check` names those that it does not
+    use. "points": where in JPEGs decoding can begin, so that crops of them take less time from the
+    second epoch on; some 4 kB an image, and half a decode more in the first epoch. "pixels": each
+    image as decoded whole, 3 bytes a pixel, so that each is decoded once, and points of those that
+    have no room. "encoded": the source's values, such as the bytes of an image file, so that slow
+    storage is read once, and the points of its JPEGs. "media": where each frame of a video is, 20
+    bytes each, and how long a sound is whose file does not tell (MP3 without a table, AAC,
+    Matroska), so that one worker reads a file through once, and all others fetch what a clip or a
+    segment needs. None of these changes a byte of a batch. "decoded" does: it keeps the result of
+    the steps before the first random one, as pixels of 8 bits, or as tokens; `batchd check
+    --explain` names these steps. In memory, it keeps tokens from the moment when the daemon makes
+    them to measure samples for rows or buckets. Streams with the same source and the same
+    cache_memory share one cache (of "decoded", if these steps are the same). Later changes on the
+    storage take effect when the daemon is restarted, or a reload finds another source; with
     cache_dir, when the file of the cache is removed. Points are not used for a file that has
     changed."""
 
@@ -959,7 +969,7 @@ class StreamConfig(_Branch):
             text = f'cache_short_side counts only with cache = "decoded": of "{self.cache}" images keep their size'
             checks.say(text, "cache_short_side")
         if self.cache == "off":
-            kinds = '"points", "pixels", "encoded" or "decoded"'
+            kinds = '"points", "pixels", "media", "encoded" or "decoded"'
             for key in keys_marked(Mark.OF_CACHE, StreamConfig):
                 if getattr(self, key) is not None:
                     checks.say(f"{key} counts only with a cache: cache = {kinds}", key)
@@ -976,7 +986,7 @@ class StreamConfig(_Branch):
     def _check_budget(self, checks: Checks, needed: str, other: str, why_not: str) -> None:
         if getattr(self, other) is not None:
             checks.say(f"{why_not}, not {other}" if other == "cache_memory" else why_not, other)
-        if getattr(self, needed) is None and self.cache != "points":
+        if getattr(self, needed) is None and self.cache not in KINDS_OF_FACTS:
             checks.say(f'cache = "{self.cache}" needs {needed}, the most that it may take, such as "8GiB"', "cache")
 
     @property
@@ -1003,6 +1013,8 @@ class StreamConfig(_Branch):
         )
         if has_budget and files and self.cache_dir is None:
             return "pixels", "images are decoded from files, and there is cache_memory"
+        if not cropped and media_fields(self.pipeline):
+            return "media", "sound or video is decoded, and some files have to be read through to know them"
         if not cropped and lists:
             return (
                 "off",

@@ -312,7 +312,11 @@ class Loop:
         if caches:
             known = self.state.streams
             ending = {number for number, stream in known.items() if stream.delivery.is_in_last_epoch}
-            useful = {id(stream.cache) for number, stream in self.streams.items() if number not in ending}
+            useful = {
+                id(stream.cache)
+                for number, stream in self.streams.items()
+                if number not in ending or (stream.cache is not None and stream.cache.spec.kind == "media")
+            }
             useful -= {id(cache) for cache in caches if cache.spec.kind == "points" and not self._seeks_points(cache)}
             rings_bytes = sum(stream.ring_bytes for stream in self.streams.values() if not stream.is_derived)
             rings_bytes += self.reloader.applier.daemon.derived_bytes

@@ -26,7 +26,7 @@ import structlog
 
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, StreamConfig
-from batchd.data.pipeline.cache_split import crop_problem, cut_problem, decoded_files
+from batchd.data.pipeline.cache_split import crop_problem, cut_problem, decoded_files, media_problem
 from batchd.data.sources.cache.disk import FILE_HEADER, FILE_MAGIC, key_seed, records_start, troubles
 from batchd.data.sources.cache.memory import ENTRY, ENTRY_BYTES, HEADER_BYTES, open_to_append
 from batchd.data.storage.paths import FileForeign, foreign, open_own, unreachable
@@ -207,6 +207,8 @@ def _misfit(stream: StreamConfig) -> str | None:
         return cut_problem(stream.pipeline)
     if stream.cache == "pixels" and not decoded_files(stream.pipeline):
         return 'cache = "pixels" keeps images that only a "decode" step reads, and there is none; set cache = "encoded"'
+    if stream.cache == "media":
+        return media_problem(stream.pipeline)
     return crop_problem(stream.pipeline) if stream.cache == "points" else None
 
 

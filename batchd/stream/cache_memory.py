@@ -26,6 +26,7 @@ from batchd.data.pipeline.options import CONTENT_VERSION, step_to_plain
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.samples.kept_files import POINTS_VERSION
+from batchd.data.sources.cache.keyed import places_of
 from batchd.data.sources.cache.memory import CacheForm, CacheHeader
 from batchd.data.sources.options import source_to_plain
 from batchd.data.storage.index import SourceIndex
@@ -44,9 +45,10 @@ BLOCK_BYTES = 512
 
 PIXELS_VERSION = 2
 """Of the records of pixels (``data.sources.cache.reader``): another layout needs another number."""
-POINTS_MEMORY_PART = 16
-POINTS_BYTES_ON_DISK = 1 << 16
-"""Budget for each sample: a photograph of 12 megapixels needs it, one of 500 x 375 some 4 kB."""
+FACTS_MEMORY_PART = 16
+FACTS_BYTES_ON_DISK = 1 << 16
+"""Budget for each sample: a photograph of 12 megapixels needs it, one of 500 x 375 some 4 kB, and a
+minute of video 36 kB."""
 
 AnyCache = TypeVar("AnyCache", bound="SharedCache")
 
@@ -186,8 +188,8 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
     config, kind = plan.config, plan.config.cache_kind
     if kind == "off":
         return None
-    budget_bytes = config.cache_bytes or points_budget(len(index), config.cache_dir)
-    form = CacheForm(len(index), budget_bytes)
+    budget_bytes = config.cache_bytes or facts_budget(kind, len(index), config.cache_dir)
+    form = CacheForm(entries_of(kind, len(index)), budget_bytes)
     if form.extents < 1 and config.cache == "auto" and config.cache_bytes is None:
         return None
     if form.extents < 1:
@@ -209,14 +211,19 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
         facts.append([named_by_content(step, plan.digests) for step in kept])
     key = sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     folder = "" if config.cache_dir is None else os.path.realpath(config.cache_dir)
-    return CacheSpec(kind, key, len(index), budget_bytes, folder)
+    return CacheSpec(kind, key, form.samples, budget_bytes, folder)
 
 
-def points_budget(samples: int, folder: object | None) -> int:
-    """The default budget of a cache of access points, in bytes: in memory, or in a ``folder``."""
+def entries_of(kind: str, samples: int) -> int:
+    """The entries in the index of a cache for a source with so many samples."""
+    return places_of(samples) if kind == "media" else samples
+
+
+def facts_budget(kind: str, samples: int, folder: object | None) -> int:
+    """The default budget of a cache of what is known of files, in bytes: in memory, or on disk."""
     if folder is not None:
-        return CacheForm(samples, 0).records_start + samples * POINTS_BYTES_ON_DISK
-    return limit_bytes() // POINTS_MEMORY_PART
+        return CacheForm(entries_of(kind, samples), 0).records_start + samples * FACTS_BYTES_ON_DISK
+    return limit_bytes() // FACTS_MEMORY_PART
 
 
 def decoders(*more: str) -> list[str]:

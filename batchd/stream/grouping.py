@@ -121,10 +121,11 @@ class KeptSamples:
 
 
 def keeps_measured(plan: StreamPlan) -> bool:
-    """True if a cache in memory keeps tokens that measuring makes, and no decoded file."""
+    """True if a cache in memory keeps what measuring finds: tokens (no decoded file), or facts."""
     config, kept = plan.config, plan.pipeline.steps[: plan.pipeline.cut]
-    is_decoded = config.cache_kind == "decoded" and config.cache_dir is None
-    return is_decoded and bool(kept) and all(isinstance(step, TextStep) for step in kept)
+    if config.cache_dir is not None or config.cache_kind != "decoded":
+        return config.cache_dir is None and config.cache_kind == "media"
+    return bool(kept) and all(isinstance(step, TextStep) for step in kept)
 
 
 def lengths_in_index(plan: StreamPlan, index: SourceIndex, field: str) -> NDArray[np.int64] | None:
@@ -160,7 +161,8 @@ class _Measuring:
         epoch: int = 0,
     ) -> None:
         recipe, storage = plan.recipe(), pass_.storage
-        self._kept = pass_.kept.open(plan, index) if size.by == "length" and pass_.kept is not None else None
+        is_kept = size.by in {"length", "seconds"} and pass_.kept is not None
+        self._kept = pass_.kept.open(plan, index) if is_kept and pass_.kept is not None else None
         if self._kept is None:
             recipe = recipe._replace(cut=0)
         if size.by:

@@ -277,7 +277,7 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
     is_image = column.kind == "encoded" or (column.kind == "array" and column.shape[:2] == (None, None))
     needs = {
         **dict.fromkeys(("aspect", "pixels"), (is_image, "image files, and pixels [?, ?, …], differ in size")),
-        "seconds": (column.kind == "audio", "sound files last seconds"),
+        "seconds": (column.kind in {"audio", "video"}, "files of sound or video last seconds"),
     }
     is_fit, only = needs.get(bucket.by, (True, ""))
     if not is_fit:

@@ -23,6 +23,7 @@ from batchd.core.admission import WINDOW_MAX
 from batchd.core.buckets import ROWS, BucketSizes
 from batchd.core.plan import Tables
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS, ORDERS_PER_S_MAX
+from batchd.data.pipeline.cache_split import KINDS_OF_FACTS
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.samples.columns import Column
 from batchd.data.sources.push.options import PushSource
@@ -201,8 +202,10 @@ def budgets_bytes(config: Config) -> int:
     budgets = {
         (identity(stream), stream.cache_memory): stream.cache_memory
         for stream in config.streams.values()
-        # access points take the memory that is left
-        if stream.cache_memory is not None and stream.cache_dir is None and stream.cache_kind not in {"off", "points"}
+        # what is known of files takes the memory that is left
+        if stream.cache_memory is not None
+        and stream.cache_dir is None
+        and stream.cache_kind not in {"off", *KINDS_OF_FACTS}
     }
     return sum(budgets.values())
 

@@ -298,7 +298,9 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         bad_fraction_max=config.max_bad_fraction,
         bgr_fields=tuple(bgr_fields),
         decodes_here=bool(config.why_here),
-        shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared" and plan.pack is None,
+        shares_caches=config.cache_kind not in {"off", "media"}
+        and whole.daemon.pool_cache == "shared"
+        and plan.pack is None,
         live=LiveSpec(source.capacity, source.when_full, config.journal is not None)
         if isinstance(source, PushSource)
         else None,

@@ -118,8 +118,8 @@ class ServeStream(Message):
     A live stream has a second descriptor: the mailbox for its samples, read-only. If ``cache`` is
     not "off", two more follow, to read and write: the cache and its claims; or, on disk, its index,
     its notes, its file and, unless it cannot be opened again, that once more, to append. ``cache``
-    names its content: "points" of JPEGs, "encoded" values of the source, their "pixels", or
-    "decoded", the result of the first steps.
+    names its content: "points" of JPEGs, what is known of "media", "encoded" values of the source,
+    their "pixels", or "decoded", the result of the first steps.
 
     ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs,
     and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file

@@ -35,10 +35,13 @@ from batchd.data.pipeline.stages import Row
 from batchd.data.pipeline.step_files import changed_file
 from batchd.data.samples.columns import parse_column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.data.samples.kept_files import KeptFiles, PartUnfit
+from batchd.data.samples.kept_files import FileFacts, KeptFiles, PartUnfit
 from batchd.data.samples.location import is_url
 from batchd.data.samples.shared_boxes import SharedBoxes, Sibling
 from batchd.data.samples.values import Value
+from batchd.data.sources.cache.disk import DiskCache
+from batchd.data.sources.cache.keyed import KeyedCache
+from batchd.data.sources.cache.memory import SampleCache
 from batchd.data.sources.cache.reader import CachedReader, open_cache
 from batchd.data.sources.interface import (
     NamesFiles,
@@ -167,9 +170,7 @@ class SampleMaker:
                 if cache != "off":
                     kept = open_cache(others)
                     where_it_fails.callback(kept.close)
-                    self._cached = CachedReader(self._reader, kept, cache, files=kept_files)
-                    self._reader = self._cached
-                    self._keeping = timings.part(KEEP_PART)
+                    self._use(kept, cache)
                 if cut:
                     self._first = Pipeline(
                         columns,
@@ -209,6 +210,14 @@ class SampleMaker:
                 raise RecipeUnusable(changed)
             self._opened = where_it_fails.pop_all()
 
+    def _use(self, cache: SampleCache | DiskCache, kind: str) -> None:
+        """Read samples through a cache, or keep in it what is known of their files."""
+        if kind == "media":
+            self._kept_files.facts = KeyedCache(cache)
+            return
+        self._reader = self._cached = CachedReader(self._reader, cache, kind, files=self._kept_files)
+        self._keeping = self._stopwatch.timings.part(KEEP_PART)
+
     def join(self, shared: SharedBoxes, siblings: str) -> None:
         """Decode together with the worker's other streams of this order: see ``ServeStream``."""
         decode = self._steps[0]
@@ -220,6 +229,11 @@ class SampleMaker:
     def sibling(self) -> Sibling | None:
         """The stream among those that the worker decodes together; None: it is alone."""
         return self._kept_files.sibling
+
+    @property
+    def facts(self) -> FileFacts | None:
+        """What a cache keeps of files of sound and video; None without one."""
+        return self._kept_files.facts
 
     @property
     def makes_rows(self) -> bool:

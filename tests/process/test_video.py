@@ -6,6 +6,7 @@ import pytest
 import batchd_client
 from support.commands import batchd
 from support.seen import see
+from support.sounds import RATE, coded, sweep, without_table
 from support.videos import Coding, number_in, write_video
 from support.waiting import wait_until
 
@@ -126,3 +127,54 @@ def test_a_file_that_changes_while_it_is_served_makes_bad_samples_that_are_named
         bad = connection.bad("frames").samples
     assert any(one.path == f"{file}: frame {FRAMES - 1} at {(FRAMES - 1) / 25:.3f} s" for one in bad)
     assert all("the file has changed since the source was scanned" in one.reason or "cut" in one.reason for one in bad)
+
+
+def test_a_file_is_read_through_once_and_known_behind_a_restart(start_daemon, videos, tmp_path):
+    """Of twelve rows over three files three records are kept, and no batch differs for them."""
+    drawn = streams_over(videos)["drawn"]
+    streams = {"kept": {**drawn, "cache_dir": str(tmp_path)}, "memory": drawn, "off": {**drawn, "cache": "off"}}
+    daemon = start_daemon(streams, workers=2)
+    with batchd_client.connect(daemon.address) as connection:
+        seen = {}
+        for name in streams:
+            batches = connection.stream(name, epochs=2)
+            seen[name] = [see(batches), see(batches)]
+    assert seen["kept"] == seen["memory"] == seen["off"]
+    caches = [daemon.stream_status(name)["cache"] for name in ("kept", "memory")]
+    assert [(cache["kind"], cache["held_samples"]) for cache in caches] == [("media", 3)] * 2
+    assert "cache of what is known of files has 3 in" in batchd("status", address=daemon.address).stdout
+
+    daemon.terminate()
+    daemon.start()
+    assert daemon.stream_status("kept")["cache"]["held_samples"] == 3
+    with batchd_client.connect(daemon.address) as connection:
+        assert see(connection.stream("kept", epochs=1)) == seen["off"][0]
+    assert daemon.stream_status("kept")["cache"]["held_samples"] == 3
+
+
+def test_batches_are_of_videos_or_sounds_of_one_length(start_daemon, tmp_path):
+    """Of MP3 without a table, too; what measuring has found is kept for the first epoch."""
+    for number in range(4):
+        write_video(tmp_path / "videos" / f"{number % 2}" / f"{number}.mp4", 10 if number % 2 else 40)
+        sound = without_table(coded("mp3", "libmp3lame", sweep()[: RATE if number % 2 else 3 * RATE]))
+        (tmp_path / "sounds" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sounds" / f"{number % 2}" / f"{number}.mp3").write_bytes(sound)
+    steps = {
+        "video": {"op": "decode_video", "frames": 2},
+        "audio": {"op": "decode_audio", "rate": 8000, "seconds": 0.5},
+    }
+    streams = {
+        kind: {
+            "source": {"type": "folder", "path": str(tmp_path / f"{kind}s".replace("audios", "sounds")), "media": kind},
+            "batch_size": 2,
+            "pipeline": [step, *([{"op": "resize", "size": [24, 32]}] if kind == "video" else [])],
+            "bucket": {"field": kind, "by": "seconds", "bounds": [1.2]},
+        }
+        for kind, step in steps.items()
+    }
+    daemon = start_daemon(streams, workers=1)
+    for kind in streams:
+        assert daemon.stream_status(kind)["cache"]["held_samples"] == 4
+        with batchd_client.connect(daemon.address) as connection:
+            labels = [sorted(batch["label"].tolist()) for batch in connection.stream(kind, epochs=1)]
+        assert sorted(labels) == [[0, 0], [1, 1]]

@@ -24,7 +24,7 @@ from batchd.commands.doctor.machine import (
     warning,
 )
 from batchd.config.tree import Config, StreamConfig
-from batchd.data.pipeline.cache_split import cropped_files
+from batchd.data.pipeline.cache_split import KINDS_OF_FACTS, cropped_files
 from batchd.data.pipeline.image.options import Normalize
 from batchd.observe.diagnosis.demand import NETWORK_SHARE
 from batchd.pool.wanted import interface_of
@@ -192,7 +192,7 @@ def cheaper_than_hosts(workers: int, cpus: int, stream: StreamConfig) -> Iterato
     """What costs less than worker hosts and is not done yet."""
     if cpus > workers:
         yield f"workers = {cpus}, the CPUs of this host"
-    if stream.cache_kind in {"off", "points"}:
+    if stream.cache_kind in {"off", *KINDS_OF_FACTS}:
         yield "a cache of samples (cache =)"
     if stream.cache == "off" and cropped_files(stream.pipeline):
         yield 'access points, if these are JPEGs (cache = "points")'

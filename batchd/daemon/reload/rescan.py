@@ -37,6 +37,7 @@ from batchd.daemon.reload.messages import (
     ScanProgressed,
     StreamScanned,
 )
+from batchd.data.pipeline.cache_split import KINDS_OF_FACTS
 from batchd.data.sources.composed.options import sources_in
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
@@ -136,7 +137,9 @@ def _do(plain: dict[str, object], channel: socket.socket) -> ReloadDocument:
     ]
     made_bytes = request.made_bytes + sum(stream.facts.mailbox_bytes for stream in streams.values())
     specs = [stream.facts.cache for stream in streams.values()]
-    caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder and spec.kind != "points"}
+    caches = {
+        spec.key: spec for spec in specs if spec is not None and not spec.folder and spec.kind not in KINDS_OF_FACTS
+    }
     caches_bytes = sum(spec.budget_bytes - request.cached_bytes.get(key, 0) for key, spec in caches.items())
     kept_bytes = sum(rings[name].ring_bytes for name in same)
     limit_bytes = config.daemon.memory - now.derived_bytes

@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from struct import Struct
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
@@ -38,6 +39,7 @@ from batchd.data.media.containers import (
     reason_of,
 )
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
+from batchd.data.samples.kept_files import FileFacts
 from batchd.data.samples.values import MediaFile
 from batchd.data.storage.paths import blaming_the_sample
 from batchd_wire.views import Array
@@ -53,6 +55,9 @@ _REMUX = 'rewrite it without decoding it: "ffmpeg -fflags +genpts -i FILE -c cop
 
 _SLICE, _ABOUT_PICTURES = 1, frozenset({6, 9, 12})
 """Types of units of H.264: a slice of no key frame; notes, delimiters and filling."""
+_RECORD = Struct("<IIIII")
+"""Of ``FileFrames``: version, frames, packets, unit; then times, order, keys, checksums."""
+_RECORD_VERSION = 1
 
 _Timed: TypeAlias = tuple[int, av.VideoFrame]
 """A frame, and when it is shown."""
@@ -71,6 +76,28 @@ class FileFrames(NamedTuple):
     def nbytes(self) -> int:
         """The memory of the arrays."""
         return self.order.nbytes + self.keys.nbytes + self.times.nbytes + self.checksums.nbytes
+
+    def to_bytes(self) -> bytes:
+        """All of it, for ``from_bytes``."""
+        head = _RECORD.pack(_RECORD_VERSION, len(self.order), len(self.times), *self.unit)
+        return head + b"".join(array.tobytes() for array in (self.times, self.order, self.keys, self.checksums))
+
+    @classmethod
+    def from_bytes(cls, record: memoryview) -> "FileFrames | None":
+        """Copy a record; None for one of another version, or a damaged one."""
+        if len(record) < _RECORD.size:
+            return None
+        version, frames, packets, *unit = _RECORD.unpack_from(record)
+        sizes = [8 * packets, 4 * frames, 4 * frames, 4 * packets]
+        if version != _RECORD_VERSION or len(record) != _RECORD.size + sum(sizes) or not frames or min(unit) < 1:
+            return None
+        data, starts = bytes(record), np.cumsum([_RECORD.size, *sizes])
+        times = np.frombuffer(data, np.int64, packets, starts[0])
+        order, keys = (np.frombuffer(data, np.uint32, frames, start) for start in starts[1:3])
+        checksums = np.frombuffer(data, np.uint32, packets, starts[3])
+        if order.max() >= packets or (keys[keys != NO_KEY] >= packets).any():
+            return None
+        return cls(order, keys, times, checksums, (unit[0], unit[1]))
 
     def seconds(self, frame: int) -> float:
         """When a frame is shown."""
@@ -347,6 +374,24 @@ def _is_unused(packet: VideoPacket, length_bytes: int) -> bool:
             return False
         place = first + int.from_bytes(data[place:first], "big")
     return has_slice and place == len(data)
+
+
+def open_frames(
+    file: MediaFile, known: FileFrames | None, max_pixels: int, max_bytes: int, facts: FileFacts | None
+) -> VideoFrames:
+    """Open a file, whose frames are ``known``, or kept among the ``facts`` of files, or found now.
+
+    Raises ``SampleUnreadable``.
+    """
+    key = file.key("frames") if facts is not None and known is None else None
+    if facts is None or key is None:
+        return VideoFrames(file, known, max_pixels, max_bytes)
+    record = facts.find(key)
+    kept = None if record is None else FileFrames.from_bytes(record)
+    video = VideoFrames(file, kept, max_pixels, max_bytes)
+    if kept is None:
+        facts.keep(key, video.frames.to_bytes())
+    return video
 
 
 _FORMATS = {"rgb": "rgb24", "bgr": "bgr24", "gray": "gray"}

@@ -20,7 +20,7 @@ from importlib import import_module
 from itertools import takewhile
 
 from batchd.data.pipeline.image.options import CropStep, CropToBucket, Decode, Follow, Resize
-from batchd.data.pipeline.media.options import DecodeAudio
+from batchd.data.pipeline.media.options import DecodeAudio, is_exact
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.pipeline.video.options import DecodeVideo
@@ -29,6 +29,9 @@ from batchd_wire.record import frozen
 
 KINDS_WITH_POINTS = {"points", "pixels", "encoded"}
 """Caches whose records have the access points of JPEGs: see ``_jpeg_scan.h``."""
+KINDS_OF_FACTS = frozenset({"points", "media"})
+"""Caches of what is known of files, which are read all the same. They take the memory that is
+left."""
 RECORD_BYTES_MAX = 64 << 20
 """Length of a record, in bytes, above which a sample is bad, unless a step that decodes sets it."""
 
@@ -127,6 +130,28 @@ def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[object]]:
         for place, step in enumerate(steps)
         if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place])
     }
+
+
+def media_fields(steps: Sequence[StepOptions]) -> list[str]:
+    """The fields whose files of sound or video have to be read through to know them.
+
+    WAV, FLAC and AIFF say how long they are.
+    """
+    return [
+        step.field
+        for step in steps
+        if isinstance(step, DecodeVideo) or (isinstance(step, DecodeAudio) and not is_exact(step.formats))
+    ]
+
+
+def media_problem(steps: Sequence[StepOptions]) -> str | None:
+    """The reason why nothing is to be kept of sound and video, and what to do; None if it is."""
+    if media_fields(steps):
+        return None
+    return (
+        'cache = "media" needs "decode_video", or "decode_audio" of other formats than "wav", "flac" and "aiff", which say how '
+        'long they are; set cache = "off"'
+    )
 
 
 def crop_problem(steps: Sequence[StepOptions]) -> str | None:

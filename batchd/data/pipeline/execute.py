@@ -34,6 +34,7 @@ from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Decode, ImageStep, Resize
 from batchd.data.pipeline.image.stages import ClipsStage, ImagePlan, ImageStage, can_join
 from batchd.data.pipeline.join.options import JoinStep
+from batchd.data.pipeline.media.stages import AudioStage
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
 from batchd.data.pipeline.randomness import EPOCH_BITS, SampleRandom, view_number
 from batchd.data.pipeline.sample_fields import columns_after
@@ -419,11 +420,8 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
         if not on_image:
             alone = make_stage(run[0], before, made)
             part = timings.part(run[0].op)
-            if isinstance(alone, VideoStage):
-                alone.lap = partial(timings.lap, part)
-                for step in rest[:1]:
-                    alone.is_streaming = isinstance(step, ImageStep) and step.field == alone.into
-                    alone.resize = step if alone.is_streaming and isinstance(step, Resize) and shrinks(step) else None
+            if isinstance(alone, AudioStage | VideoStage):
+                _prepare_media(alone, kept, partial(timings.lap, part), rest)
             yield alone, make_rows_stage(run[0]), part
             continue
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
@@ -436,6 +434,18 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
             yield partial(_make_size, stage, made[stage.field]), None, stage.last_part
             continue
         yield stage, stage.on_rows, stage.last_part
+
+
+def _prepare_media(
+    stage: AudioStage | VideoStage, kept: KeptFiles | None, lap: Callable[[], None], rest: Sequence[StepOptions]
+) -> None:
+    """Tell a stage what is known of files, and of a video what is done to its frames behind it."""
+    stage.facts = None if kept is None else kept.facts
+    if isinstance(stage, VideoStage):
+        stage.lap = lap
+        for step in rest[:1]:
+            stage.is_streaming = isinstance(step, ImageStep) and step.field == stage.into
+            stage.resize = step if stage.is_streaming and isinstance(step, Resize) and shrinks(step) else None
 
 
 def _only_sizes_count(run: Sequence[StepOptions], rest: Sequence[StepOptions]) -> bool:

@@ -18,7 +18,7 @@ length.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,10 +165,21 @@ class DecodedFiles:
         return field in self.fields and self._has_room is not None and self._has_room(size)
 
 
+class FileFacts(Protocol):
+    """What is known of files of sound and video: see ``data.sources.cache.keyed``."""
+
+    def find(self, key: bytes) -> memoryview | None:
+        """The record of a key, valid until the next call; None if there is none."""
+
+    def keep(self, key: bytes, record: bytes) -> None:
+        """Keep a record, if there is room for it."""
+
+
 class KeptFiles:
     """Access points and pixels of the current sample. Belongs to one stream of one worker.
 
     ``sibling``: the stream among those of its order, whose boxes are decoded together; None: alone.
+    ``facts``: of all files of sound and video; None: nothing is kept of them.
     """
 
     def __init__(self, points: Iterable[str] = (), decoded: Iterable[str] = ()) -> None:
@@ -176,3 +187,4 @@ class KeptFiles:
         self.points = AccessPoints(points)
         self.decoded = DecodedFiles(decoded)
         self.sibling: Sibling | None = None
+        self.facts: FileFacts | None = None

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +23,9 @@ from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable, chec
 from batchd.data.samples.kept_files import DecodedFile, FilePart
 from batchd_wire.views import Array
 from batchd_wire.wording import counted
+
+KEY_BYTES = 16
+"""Of a file among those of which something is known."""
 
 
 class MediaFile(NamedTuple):
@@ -36,6 +40,15 @@ class MediaFile(NamedTuple):
     read: Callable[[int, int], bytes]
     name: object
     descriptor: int | None = None
+
+    def key(self, what: str) -> bytes | None:
+        """Tells what is known of this content from all else, 16 bytes; None for one in memory.
+
+        It is the same in each process, and in each run of them.
+        """
+        if self.name is None:
+            return None
+        return sha256(repr((what, self.size, self.name)).encode()).digest()[:KEY_BYTES]
 
     @classmethod
     def of(cls, content: memoryview) -> "MediaFile":

@@ -275,7 +275,7 @@ class BytesReader:
         if not status.st_size:
             raise SampleUnreadable("is empty")
         self._check_time(status)
-        name = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        name = (path, status.st_ino, status.st_size, status.st_mtime_ns)
         return MediaFile(status.st_size, partial(self._read_part, self._opened), name, self._opened)
 
     def open_extent(self, path: bytes, start: int, size: int) -> memoryview | MediaFile:

@@ -84,8 +84,9 @@ class StreamReading:
 
     @property
     def samples_cache(self) -> CacheStatistics | None:
-        """Its cache, if that keeps samples, and not only access points."""
-        return self.now.cache if self.now.cache is not None and self.now.cache.kind != "points" else None
+        """Its cache, if that keeps samples, and not only what is known of files."""
+        cache = self.now.cache
+        return None if cache is None or cache.kind in {"points", "media"} else cache
 
 
 @dataclass(frozen=True, slots=True)

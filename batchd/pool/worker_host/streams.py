@@ -26,7 +26,7 @@ import structlog
 
 from batchd.core.work import Work
 from batchd.data.functions.find import ModuleNotFound, find_module
-from batchd.data.pipeline.cache_split import decoded_files, has_crop_decoder
+from batchd.data.pipeline.cache_split import KINDS_OF_FACTS, decoded_files, has_crop_decoder
 from batchd.data.pipeline.options import step_from_plain
 from batchd.data.pipeline.step_files import StepFileInvalid, digest_of
 from batchd.data.samples.kept_files import POINTS_VERSION
@@ -49,7 +49,8 @@ from batchd.stream.cache_memory import (
     allow_caches,
     decoders,
     different,
-    points_budget,
+    entries_of,
+    facts_budget,
 )
 from batchd.worker.messages import CHUNK_ROWS_MAX, SampleRecipe, ServeStream
 from batchd_wire.fields import SlotLayout, layout_from_wire, place_fields
@@ -216,12 +217,13 @@ class StreamOpener:
         """Join the cache of one of the ``others``, or make one. If that fails, log the reason."""
         folder, kind = self._budget.folder, serve.cache
         budget_bytes = self._budget.memory_bytes if folder is None else self._budget.file_bytes
-        if kind == "points" and folder is None:
-            budget_bytes = budget_bytes or points_budget(samples, folder)
+        if kind in KINDS_OF_FACTS and folder is None:
+            budget_bytes = budget_bytes or facts_budget(kind, samples, folder)
         if kind == "off" or not budget_bytes:
             return None
         reason = ""
-        if CacheForm(samples, budget_bytes).extents < 1:
+        entries = entries_of(kind, samples)
+        if CacheForm(entries, budget_bytes).extents < 1:
             reason = f"{round_bytes(budget_bytes)} only have room for the index of {samples:,} samples"
         elif kind == "points" and not has_crop_decoder():
             reason = "the extension that decodes crops was not built here"
@@ -229,7 +231,7 @@ class StreamOpener:
             _log.warning("no cache for a stream", stream=serve.name, reason=reason)
             return None
         key = _cache_key(kind, recipe, served.digest)
-        spec = CacheSpec(kind, key, samples, budget_bytes, "" if folder is None else os.path.realpath(folder))
+        spec = CacheSpec(kind, key, entries, budget_bytes, "" if folder is None else os.path.realpath(folder))
         cache = next((one.cache for one in others if one.cache is not None and one.cache.spec.key == key), None)
         try:
             cache = cache or (CacheMemory(spec) if folder is None else CacheOnDisk(spec))

@@ -693,7 +693,7 @@ def test_a_cache_needs_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
 
     found = problems(tmp_path, WHOLE + 'cache = "off"\ncache_memory = "8GiB"\n')
     assert found["streams.photos.cache_memory"].message == (
-        'cache_memory counts only with a cache: cache = "points", "pixels", "encoded" or "decoded"'
+        'cache_memory counts only with a cache: cache = "points", "pixels", "media", "encoded" or "decoded"'
     )
 
     stream = load(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\n').streams["photos"]

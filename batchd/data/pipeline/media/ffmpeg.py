@@ -55,6 +55,8 @@ class CodedSound:
 
     def __init__(self, stream: ByteStream, kind: str) -> None:
         """Raises ``SampleUndecodable``."""
+        self.known: int | None = None
+        self.counted: int | None = None
         self._stream = stream
         self._kind = kind
         self._is_fresh = True
@@ -78,13 +80,12 @@ class CodedSound:
     def frames(self) -> int:
         """See ``Sound``. What a file tells is believed where its format has a place for it."""
         duration = self._sound.duration
-        has_table = self._kind != "mp3" or any(
-            table in self._stream.bytes_at(tag_bytes(self._stream), _FIRST_FRAMES_BYTES) for table in _TABLES
-        )
-        if self._kind == "aac" or not has_table:
-            found = self._counted()
+        if self.known is not None:
+            found = self.known
+        elif self._kind == "aac" or not self._has_table:
+            found = self.counted = self._count()
         elif self._kind == "matroska" or not duration:
-            found = self._end()
+            found = self.counted = self._end()
         else:
             found = round(duration * self._unit) - self._skipped
         return announced(found, self._stream)
@@ -153,6 +154,14 @@ class CodedSound:
             raise SampleUndecodable(f"is coded as {name}, which is not among {', '.join(sorted(_DECODERS))}")
         context.thread_count = 1
         context.options = {"err_detect": "crccheck+explode"}
+
+    @property
+    def _has_table(self) -> bool:
+        """False for an MP3 that does not tell how long it is."""
+        if self._kind != "mp3":
+            return True
+        start = self._stream.bytes_at(tag_bytes(self._stream), _FIRST_FRAMES_BYTES)
+        return any(table in start for table in _TABLES)
 
     @property
     def _has_memory(self) -> bool:
@@ -271,7 +280,7 @@ class CodedSound:
             found = begin + len(wave)
         return found
 
-    def _counted(self) -> int:
+    def _count(self) -> int:
         """The samples of all packets, none of which is decoded."""
         self._seek(0)
         return round(sum((packet.duration or 0) for packet in self._packets()) * self._unit)

@@ -26,6 +26,7 @@ from batchd.data.pipeline.media.options import CHANNELS_MAX, EXACT_FORMATS, RATE
 from batchd.data.pipeline.media.streams import INT16_STEP, SHOWN, ByteStream, Wave, announced, mixed, tag_bytes
 from batchd.data.pipeline.sound.resample import HIGH, RATIO_MAX, needed, resample
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.kept_files import FileFacts
 from batchd.data.samples.values import MediaFile
 from batchd.runtime.suggestions import pip_command
 
@@ -41,6 +42,7 @@ _SYNC, _SYNC_BITS, _LAYER_BITS = 0xFF, 0xE0, 0x06
 """The first byte of a frame of MPEG, the least second one, and those of its bits that AAC has not.
 """
 _HEAD_BYTES: Final = 64
+_COUNT_BYTES: Final = 8
 _VORBIS: Final = b"\x01vorbis"
 _PAGE, _PAGE_BYTES, _PAGE_BYTES_MAX = b"OggS", 27, 65_307
 _NO_PLACE: Final = (1 << 64) - 1
@@ -56,6 +58,10 @@ class Sound(Protocol):
     channels: int
     start_s: float
     """When sample 0 is heard, in seconds of the container's own time."""
+    known: int | None
+    """Its samples of each channel, if they were counted before."""
+    counted: int | None
+    """The same, if ``frames`` had to count them: no place of the file tells."""
 
     @property
     def frames(self) -> int:
@@ -72,10 +78,13 @@ class Sound(Protocol):
 
 
 @contextmanager
-def open_sound(value: memoryview | MediaFile, formats: Sequence[str] = ()) -> Iterator[Sound]:
+def open_sound(
+    value: memoryview | MediaFile, formats: Sequence[str] = (), facts: FileFacts | None = None
+) -> Iterator[Sound]:
     """Open a file. Raises ``SampleUndecodable`` for one that is not of these formats, or damaged.
 
-    ``formats``: empty for all.
+    ``formats``: empty for all. ``facts``: of files, in which samples are kept that had to be
+    counted.
     """
     stream = ByteStream(value)
     kind = format_of(stream)
@@ -89,8 +98,13 @@ def open_sound(value: memoryview | MediaFile, formats: Sequence[str] = ()) -> It
     with closing(SndFileSound(stream, kind) if by_sndfile else _open_coded(stream, kind)) as sound:
         try:
             _check_form(sound)
+            key = value.key("samples") if facts is not None and isinstance(value, MediaFile) else None
+            known = facts.find(key) if facts is not None and key is not None else None
+            sound.known = None if known is None else int.from_bytes(known, "little")
             yield sound
             stream.check()
+            if facts is not None and key is not None and sound.counted is not None:
+                facts.keep(key, sound.counted.to_bytes(_COUNT_BYTES, "little"))
         except SampleUndecodable:
             stream.check()
             raise
@@ -177,6 +191,8 @@ class SndFileSound:
             import soundfile  # noqa: PLC0415  other formats do without it
         except (ImportError, OSError):  # the library that it loads
             raise missing("soundfile") from None
+        self.known: int | None = None
+        self.counted: int | None = None
         self._stream = stream
         self._descriptor = stream.descriptor
         self._kind = kind
@@ -221,11 +237,14 @@ class SndFileSound:
         """See ``Sound``; a FLAC file may not tell, and is then decoded to its end."""
         if int(self._file.frames) != _UNKNOWN:
             return announced(int(self._file.frames), self._stream)
+        if self.known is not None:
+            return announced(self.known, self._stream)
         with self._naming(0):
             self._file.seek(0)
             found = 0
             while part := len(self._file.read(BLOCK_SAMPLES, "float32", always_2d=True)):
                 found += part
+        self.counted = found
         return found
 
     def read(self, first: int, count: int, *, is_mono: bool) -> Wave:

@@ -16,25 +16,34 @@ from batchd.data.pipeline.media.options import PLACES, DecodeAudio
 from batchd.data.pipeline.media.sound_files import Sound, check_conversion, open_sound, read_at
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sound.resample import length_at
-from batchd.data.pipeline.stages import Row, Stage, make_stage
+from batchd.data.pipeline.stages import Row, make_stage
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.kept_files import FileFacts
 from batchd.data.samples.values import MediaFile, Value, array_of
 
 _INT16_SCALE: Final = 32768.0
 
 
-@make_stage.register
-def _decode_audio(step: DecodeAudio, before: Columns, _after: Columns) -> Stage:
-    def run(values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
+class AudioStage:
+    """Decodes one sound after the other. ``facts``: what a cache keeps of files, or None."""
+
+    def __init__(self, step: DecodeAudio, before: Columns) -> None:
+        self.step = step
+        self.facts: FileFacts | None = None
+        self._before = before
+
+    def __call__(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
+        """Replace the file by its samples. Raises ``SampleUndecodable``."""
+        step = self.step
         share = random.random() if step.is_random else 0.0
         value = values[step.field]
         assert isinstance(value, memoryview | MediaFile), "the bytes of a file"
         wanted = 0.0
         if step.start_field is not None:
-            wanted = float(array_of(before[step.start_field], values[step.start_field]))
+            wanted = float(array_of(self._before[step.start_field], values[step.start_field]))
         elif not isinstance(step.start, str):
             wanted = step.start
-        with open_sound(value, step.formats) as sound:
+        with open_sound(value, step.formats, self.facts) as sound:
             wave, start = _segment(step, sound, wanted, share)
         if step.is_random and random.draws is not None:
             random.draws.append({"start_s": start / step.rate})
@@ -42,7 +51,10 @@ def _decode_audio(step: DecodeAudio, before: Columns, _after: Columns) -> Stage:
             values[step.length_field] = np.int32(len(wave))
         values[step.field] = _stored(step, wave)
 
-    return run
+
+@make_stage.register
+def _decode_audio(step: DecodeAudio, before: Columns, _after: Columns) -> AudioStage:
+    return AudioStage(step, before)
 
 
 def _segment(step: DecodeAudio, sound: Sound, wanted_s: float, share: float) -> tuple[NDArray[np.float32], int]:

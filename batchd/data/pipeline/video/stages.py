@@ -37,6 +37,7 @@ from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.video.windows import frames_of_clips, seconds_of_clips
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.image_header import PIXELS_MAX
+from batchd.data.samples.kept_files import FileFacts
 from batchd.data.samples.values import Clips, MediaFile, Value
 from batchd_wire.views import Array
 
@@ -90,7 +91,7 @@ class VideoStage:
 
     ``is_streaming``: the next stage takes the frames while they are decoded. ``share``: so many
     stages of a pipeline divide the room for frames that samples share. ``resize``: the next step,
-    if it is one, see ``shrinks``.
+    if it is one, see ``shrinks``. ``facts``: what a cache keeps of files, if there is one.
     """
 
     def __init__(self, step: DecodeVideo) -> None:
@@ -99,6 +100,7 @@ class VideoStage:
         self.into = step.into
         self.is_streaming = False
         self.resize: Resize | None = None
+        self.facts: FileFacts | None = None
         self._scratch = Scratch()
         self.lap: Callable[[], None] = lambda: None
         """Counts the time until now for this step."""
@@ -129,7 +131,7 @@ class VideoStage:
         if step.times:
             values[step.times] = (ticks[np.stack(clips)] * float(unit)).reshape(step.lengths)
         if step.audio:
-            values[step.audio] = _sound(step, file, seconds_of_clips(step, ticks, unit, places))
+            values[step.audio] = _sound(step, file, seconds_of_clips(step, ticks, unit, places), self.facts)
         self._begin_current(name, known, clips, random.place)
         made = Clips(step.lengths, self._frames(name, video, clips))
         values[step.into] = made if self.is_streaming else made.array()
@@ -217,7 +219,7 @@ class VideoStage:
 
     def _opened(self, value: Value) -> tuple[Hashable, "VideoFrames"]:
         """The video, and the name of its file. Raises ``SampleUndecodable``."""
-        from batchd.data.media.frames import PixelOptions, Pixels, VideoFrames  # noqa: PLC0415  needs an extra
+        from batchd.data.media.frames import PixelOptions, Pixels, open_frames  # noqa: PLC0415  needs an extra
 
         if self._pixels is None:
             self._pixels = Pixels(PixelOptions(1, self.step.color, self.step.rotation))
@@ -230,7 +232,7 @@ class VideoStage:
             video.read_from(file)
         else:
             try:
-                video = VideoFrames(file, known, self.step.max_pixels, self.step.max_bytes)
+                video = open_frames(file, known, self.step.max_pixels, self.step.max_bytes, self.facts)
             except SampleUnreadable as error:
                 raise SampleUndecodable(f"a video that {error}") from None
         self._open[file.name] = video
@@ -302,13 +304,13 @@ class VideoStage:
             )
 
 
-def _sound(step: DecodeVideo, file: Value, starts_s: Sequence[float]) -> Array:
+def _sound(step: DecodeVideo, file: Value, starts_s: Sequence[float], facts: FileFacts | None) -> Array:
     """The sound of each clip. Raises ``SampleUndecodable``, also for a file that has none."""
     assert isinstance(file, MediaFile | memoryview), "a video"
     rate, channels = step.audio_rate, step.audio_channels
     made = np.zeros((len(starts_s), step.samples, channels), np.float32)
     try:
-        with open_sound(file, _WITH_SOUND) as sound:
+        with open_sound(file, _WITH_SOUND, facts) as sound:
             check_conversion(sound, rate, channels)
             length = length_at(sound.frames, sound.rate, rate)
             for clip, start_s in zip(made, starts_s, strict=True):

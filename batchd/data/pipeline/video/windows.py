@@ -30,7 +30,7 @@ def frames_of_clips(
     number from 0 to 1 of where it is, or its seconds if ``step`` has a start. Raises
     ``SampleUndecodable``.
     """
-    length = _length(ticks)
+    length = length_of(ticks)
     is_said = step.start not in PLACES
     at = [_start(ticks, unit, seconds, length) for seconds in places] if is_said else places
     clips = [_frames(step, ticks, float(unit), length, place) for place in at]
@@ -46,11 +46,11 @@ def seconds_of_clips(
     assert step.fps is not None, "the step says so"
     if step.start not in PLACES:
         return list(places)
-    distance, length = 1 / (step.fps * float(unit)), _length(ticks)
+    distance, length = 1 / (step.fps * float(unit)), length_of(ticks)
     return [_begin(step, ticks, distance, length, place) * float(unit) for place in places]
 
 
-def _length(ticks: NDArray[np.int64]) -> float:
+def length_of(ticks: NDArray[np.int64]) -> float:
     """How long a file lasts, in ticks."""
     count = len(ticks)
     return (int(ticks[-1]) - int(ticks[0])) * count / (count - 1) if count > 1 else 1.0

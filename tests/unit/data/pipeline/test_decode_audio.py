@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.media.ffmpeg import CodedSound
 from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.media.sound_files import open_sound
 from batchd.data.pipeline.options import step_from_plain, step_to_plain
@@ -22,6 +23,7 @@ from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.values import MediaFile
+from support.facts import Facts
 from support.sounds import RATE, SECONDS, coded, stored, sweep, without_table
 
 AUDIO = (Column("audio", "audio"),)
@@ -103,6 +105,34 @@ def test_any_segment_has_the_samples_of_the_whole_file(kind: str) -> None:
             alone = sound.read(place, 4_000, is_mono=False)
         assert np.array_equal(alone, samples[place : place + 4_000]), place
         assert np.array_equal(alone, found), place
+
+
+COUNTED = {"mp3 without a table", "aac", "matroska with aac", "matroska with flac", "webm"}
+"""Kinds of which no place of the file tells how long they are."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_long_a_file_lasts_is_found_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples are the same where another worker has counted them; other content is counted."""
+    data, facts = file_of(kind), Facts()
+    whole_before = whole(data)
+    with open_sound(media(data), facts=facts) as sound:
+        frames = sound.frames
+        expected = sound.read(frames - 9_000, 9_000, is_mono=False)
+    assert len(facts.records) == (kind in COUNTED)
+    for way in ("_count", "_end"):
+        monkeypatch.setattr(CodedSound, way, lambda _self: pytest.fail("it was counted before"))
+    with open_sound(media(data), facts=facts) as sound:
+        assert sound.frames == frames
+        assert np.array_equal(sound.read(frames - 9_000, 9_000, is_mono=False), expected)
+        begin = sound.read(700, 9_000, is_mono=False)
+    assert np.array_equal(begin, whole_before[700:9_700])
+    if kind in COUNTED:
+        with (
+            pytest.raises(pytest.fail.Exception),
+            open_sound(media(data)._replace(name="changed"), facts=facts) as sound,
+        ):
+            assert sound.frames
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in STORED])

@@ -9,6 +9,7 @@ import pytest
 
 from batchd.data.media import frames as media_frames
 from batchd.data.media import shared
+from batchd.data.media.containers import READ_BYTES
 from batchd.data.media.frames import PixelOptions, Pixels
 from batchd.data.pipeline import execute
 from batchd.data.pipeline.effects import StepInvalid, effect
@@ -32,7 +33,9 @@ from batchd.data.pipeline.video.windows import frames_of_clips
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.kept_files import KeptFiles
 from batchd.data.samples.values import MediaFile
+from support.facts import Facts
 from support.videos import HEARD, HEIGHT, RATE, WIDTH, Coding, decoded_in_order, number_in, with_sound, write_video
 
 VIDEO = parse_column("video", "video")
@@ -173,6 +176,53 @@ def test_the_packets_of_a_file_are_read_once_while_they_have_room(videos, monkey
         expected = made((videos / "h264.mp4").read_bytes(), step, sample=sample)["image"]
         np.testing.assert_array_equal(image, expected)
     assert len(found) == reads + 6  # those of bytes are read each time
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_packets_of_a_file_are_read_through_by_one_worker(videos, monkeypatch, name) -> None:
+    """Another one has the same clips. Damaged records, and those of other content, are none."""
+    kept, step = KeptFiles(), DecodeVideo(frames=3, stride=3, clips=2)
+    kept.facts = facts = Facts()
+    first = Pipeline([VIDEO], [step], 7, has_rows=False, kept=kept)
+    expected = first.make({"video": media(videos / name, "one")}, 0, 0, 0)["image"]
+    frames_of, found = media_frames.frames_of, []
+    monkeypatch.setattr(media_frames, "frames_of", lambda *given: (found.append(given), frames_of(*given))[1])
+    second = Pipeline([VIDEO], [step], 7, has_rows=False, kept=kept)
+    np.testing.assert_array_equal(second.make({"video": media(videos / name, "one")}, 0, 0, 0)["image"], expected)
+    assert not found
+    second.make({"video": media(videos / name, "two")}, 0, 0, 0)
+    assert len(found) == 1
+    (record, _other) = facts.records.values()
+    for damaged in (record[:-1], record[:10], b"\xff" * len(record), bytes(len(record))):
+        facts.records = dict.fromkeys(facts.records, damaged)
+        third = Pipeline([VIDEO], [step], 7, has_rows=False, kept=kept)
+        np.testing.assert_array_equal(third.make({"video": media(videos / name, "one")}, 0, 0, 0)["image"], expected)
+    assert len(found) == 5
+
+
+def test_a_clip_of_a_known_file_takes_only_its_bytes(tmp_path) -> None:
+    """As from a server: the index of the container, and the packets from the key frame before."""
+    coding = Coding(gop=25, options={"qp": "0"}, muxer={"movflags": "faststart"})
+    file = write_video(tmp_path / "long.mp4", 600, coding)
+    content, read = file.read_bytes(), []
+
+    def read_some(at: int, count: int) -> bytes:
+        read.append(len(content[at : at + count]))
+        return content[at : at + count]
+
+    kept, step = KeptFiles(), DecodeVideo(frames=2, stride=1, start=20.0)
+    kept.facts = Facts()
+    taken = []
+    for _worker in range(2):
+        read.clear()
+        pipeline = Pipeline([VIDEO], [step], 7, has_rows=False, kept=kept)
+        assert numbers(pipeline.make({"video": MediaFile(len(content), read_some, "long")}, 0, 0, 0)["image"]) == [
+            500,
+            501,
+        ]
+        taken.append(sum(read))
+    assert taken[0] > len(content)
+    assert taken[1] <= 2 * READ_BYTES < len(content) // 2
 
 
 SEGMENTS = [1.9, 0.1, 0.7, 3.1, 1.0, 0.1, 2.6, 0.5]
