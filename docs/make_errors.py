@@ -51,6 +51,7 @@ SENT_WHEN = {
     ErrorCode.RING_BUSY: "one more trainer, while others hold the slots that it needs",
     ErrorCode.NOT_LIVE: "a push into a stream with another kind of source",
     ErrorCode.SETTINGS_REFUSED: "a derived stream (`set=`) that the daemon does not allow, or whose settings are wrong",
+    ErrorCode.DEFINITION_REFUSED: "a stream from a script (`define`) that the daemon does not allow, or whose table is wrong",
     ErrorCode.RING_EXHAUSTED: "a trainer that waits for a batch and holds all slots itself",
     ErrorCode.STREAM_STOPPED: "a stream that cannot continue; the reason is in the message and in `batchd status`",
     ErrorCode.UNKNOWN_SUBSCRIPTION: "a message about a subscription that the session does not have",

@@ -108,12 +108,11 @@ def reference_markdown() -> str:
     sections = [
         _MANUAL_HEAD,
         *_section("## `[daemon]`", daemon),
+        *_inner_sections(daemon),
         *_section("## `[streams.NAME]`", stream, _meaning(streams)),
+        *_inner_sections(stream),
     ]
     keys = stream["properties"]
-    for name, node in keys.items():
-        if (table := table_of(node)) is not None:
-            sections += _section(f"### `{name} = {{ … }}`", table)
     for title, node in (("Sources", keys["source"]), ("Steps", keys["pipeline"]["items"])):
         sections.append(f"## {title}\n")
         for kind, table in alternatives(node).items():
@@ -122,6 +121,13 @@ def reference_markdown() -> str:
                 if (entry := entries_of(key)) is not None:
                     sections += _section(f"#### Each entry of `{name}`", entry)
     return wrap_prose("\n".join(sections).rstrip() + "\n")
+
+
+def _inner_sections(table: Node) -> Iterator[str]:
+    """The tables that keys of a table may be."""
+    for name, node in table["properties"].items():
+        if (inner := table_of(node)) is not None:
+            yield from _section(f"### `{name} = {{ … }}`", inner)
 
 
 def _tables() -> tuple[Node, Node, Node]:

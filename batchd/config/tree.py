@@ -43,7 +43,7 @@ from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.pipeline.sample_fields import bucket_crop_of, drawn_sizes, pack_of
 from batchd.data.samples.checks import Checks, Example, OptionsInvalid
 from batchd.data.samples.kinds import IS_WHOLE, OneOf
-from batchd.data.samples.location import check_local
+from batchd.data.samples.location import Url, as_location, check_local
 from batchd.data.sources.composed.options import MixSource, sources_in
 from batchd.data.sources.options import SOURCE_KINDS, DeclaredOptions, SourceOptions
 from batchd.data.sources.push.options import PushSource
@@ -91,6 +91,7 @@ class Mark(Enum):
     LIVE = "a reload changes it in the running daemon; all other keys of [daemon] need a restart"
     OF_CACHE = "it counts only with a cache"
     DERIVES = "a trainer may set it, where the operator allows that: daemon.stream(name, set={key: value})"
+    DEFINES = "a trainer may set it in a stream of his own, beside those that he may derive: daemon.define(name, table)"
 
 
 def _bytes_from_text(value: object) -> object:
@@ -182,6 +183,70 @@ class Share(_Branch):
     sessions_max: Annotated[Annotated[int, Field(ge=1, le=65_536)] | None, Example(32)] = None
     """Maximum number of its connected trainers, so that others always find a place below the
     sessions_max of [daemon]. When not set, it has no limit of its own."""
+
+
+def _definer(text: str) -> str:
+    kind, _colon, name = text.partition(":")
+    if kind not in {"user", "group", "key"} or not name:
+        raise ValueError(f'is "user:NAME" or "group:NAME" of this host, or "key:NAME" of another one, not {text!r}')
+    return text
+
+
+def _root(text: str) -> str:
+    path = as_location("it", Path(text))
+    if not isinstance(path, Url) and (not path.is_absolute() or "\0" in text):
+        raise ValueError("must name a folder, or the beginning of URLs")
+    return text
+
+
+class DefineConfig(_Branch):
+    """What others than the operator may define from their programs: docs/define.md."""
+
+    who: Annotated[
+        tuple[Annotated[str, AfterValidator(_definer)], ...],
+        Field(min_length=1),
+        Example(["group:ml", "user:anna", "key:team-a"]),
+    ]
+    """Who may: "user:NAME" and "group:NAME" of this host, or their numbers, and on other hosts
+    "key:NAME", a key of `batchd keys`. Root and the daemon's own user may as well."""
+
+    what: Literal["derived", "streams"] = "streams"
+    """What they may define. "streams": streams of any data below roots, with
+    `daemon.define(name, table)`, and derived ones; "derived": only streams with other settings over
+    those of the file, as with derive, which allows that to all."""
+
+    roots: Annotated[
+        tuple[Annotated[str, AfterValidator(_root), WithJsonSchema({"type": "string", "format": "path"})], ...],
+        Example(["/data", "s3://bucket/sets/"]),
+    ] = ()
+    """Folders, and beginnings of URLs, that every file of a defined stream is below. A user of this
+    host has to have the right to read the files himself; what is on servers, and what the holder of
+    a key names, is read with the rights of the daemon."""
+
+    code: bool = False
+    """Whether their streams may have functions ("call" steps, sources that are code) of the modules
+    in python_path. They run with the rights of the daemon's user, on what they are given."""
+
+    streams_max: Annotated[int, Field(ge=1, le=256)] = 8
+    """Maximum number of streams that one of them has defined."""
+
+    memory: Annotated[Memory | None, Example("8GiB")] = None
+    """Most memory for the rings of the streams that one of them has defined, in bytes or as "8GiB";
+    each may take 1/streams_max of it, or what it sets as its memory. When not set, as much as
+    derive_memory keeps for all of them together."""
+
+    @property
+    def places(self) -> list[Path]:
+        """The roots as paths and URLs."""
+        return [as_location("it", Path(root)) for root in self.roots]
+
+    @model_validator(mode="after")
+    def _has_roots(self) -> Self:
+        if self.what == "streams" and not self.roots:
+            raise OptionsInvalid(
+                [(("roots",), 'name the folders of the data, such as roots = ["/data"], or what = "derived"')]
+            )
+        return self
 
 
 class DaemonConfig(_Branch):
@@ -325,8 +390,13 @@ class DaemonConfig(_Branch):
     """Maximum number of streams that trainers have derived, of all trainers together."""
 
     derive_memory: Annotated[Memory | None, Example("2GiB")] = None
-    """Part of memory that is kept for the rings of derived streams, in bytes or as "2GiB"; each may
-    take 1/derive_max of it, or what it sets as its memory. When not set, a quarter of memory."""
+    """Part of memory that is kept for the rings of derived and defined streams, in bytes or as
+    "2GiB"; each derived one may take 1/derive_max of it, or what it sets as its memory. When not
+    set, a quarter of memory."""
+
+    define: Annotated[DefineConfig | None, Example({"who": ["group:ml"], "roots": ["/data"]})] = None
+    """What others than the operator may define from their programs, as a table. When not set,
+    nothing."""
 
     shares: Annotated[
         dict[StreamName, Share],
@@ -373,10 +443,16 @@ class DaemonConfig(_Branch):
 
     @property
     def derived_bytes(self) -> int:
-        """Memory that is kept for the rings of derived streams."""
-        if not self.derive:
+        """Memory that is kept for the rings of derived and defined streams."""
+        if not self.derive and self.define is None:
             return 0
         return self.memory // DERIVED_PART if self.derive_memory is None else self.derive_memory
+
+    @property
+    def defined_bytes(self) -> int:
+        """The most memory for the rings of what one user or key has defined."""
+        own = self.define.memory if self.define is not None else None
+        return self.derived_bytes if own is None else min(own, self.derived_bytes)
 
     @property
     def rings_bytes(self) -> int:
@@ -606,7 +682,9 @@ class BatchDraws(TypedDict):
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
-    source: Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type"), Example({"type": "folder", "path": "/data/photos"})]
+    source: Annotated[
+        SourceOptions, OneOf(SOURCE_KINDS, "type"), Mark.DEFINES, Example({"type": "folder", "path": "/data/photos"})
+    ]
     """Source of the samples."""
 
     pipeline: Annotated[
@@ -669,7 +747,7 @@ class StreamConfig(_Branch):
     smaller last batch. With W ranks, true also leaves out the last batches that do not make one for
     each rank, up to W - 1 whole ones; false has the ranks share them."""
 
-    verify: bool = False
+    verify: Annotated[bool, Mark.DEFINES] = False
     """Whether every row has a CRC-32 that the worker makes and the trainer compares; the client
     asks again for a batch that does not match, and counts it. For untrusted networks and memory;
     costs both sides some 0.2 ms for each MB."""
@@ -699,7 +777,7 @@ class StreamConfig(_Branch):
     max_bad_fraction: Annotated[float, Field(ge=0, le=1), Mark.DERIVES] = 0.05
     """The stream stops above this share of bad samples among those read."""
 
-    storage_away_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 3600.0
+    storage_away_s: Annotated[float, Field(ge=0, le=30 * 86_400), Mark.DEFINES] = 3600.0
     """Seconds for which the stream waits if the folder, mount or server of its source is away, with
     every sample that is tried. When it is back, the stream goes on at the same batches; after that
     time it stops. 0 does not wait: such samples are bad ones."""
@@ -731,7 +809,7 @@ class StreamConfig(_Branch):
     """Place where the samples are decoded, if there may be worker hosts: "here" keeps them on this
     host, for files that no other machine has. Live streams always stay here."""
 
-    cache: Annotated[CacheKind, BeforeValidator(_without_seekable)] = "auto"
+    cache: Annotated[CacheKind, BeforeValidator(_without_seekable), Mark.DEFINES] = "auto"
     """Part of a sample that is kept in memory after its first read, for all epochs. "auto": with no
     budget "points", if a crop follows "decode" directly, or "media", if sound or video is decoded;
     with cache_memory "pixels", if images are decoded; with a budget and a source on a server
@@ -852,6 +930,11 @@ class StreamConfig(_Branch):
         if crop is None or pack_of(self.pipeline) is not None:
             return self.bucket
         return Bucket(field=crop.field, by="aspect")
+
+    @property
+    def orders_by_size(self) -> bool:
+        """Whether workers measure samples before the first batch."""
+        return bool(self._grouping)
 
     @property
     def _grouping(self) -> str:

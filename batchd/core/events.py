@@ -105,6 +105,8 @@ class SubscriptionAsked(Event):
     parts: str = ""
     converts: bool = False
     settings: str = ""
+    defines: bytes = b""
+    keep_s: int | None = 0
     changes: str = ""
     """How the stream differs from the one of the saved state, where its ``parts`` tell."""
     is_convertible: bool = False

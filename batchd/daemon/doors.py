@@ -203,6 +203,10 @@ class Door(ABC):
     def identity(self, session: int) -> Identity:
         """Who a session that is here belongs to, as the kernel or its key proves."""
 
+    def is_valid(self, identity: Identity) -> bool:  # noqa: ARG002  users of this host stay
+        """Tell whether who came in here may still come."""
+        return True
+
     def may_read(self, session: int, stream: str) -> bool:  # noqa: ARG002  on this host all may
         """Tell whether a session that is here may read a stream, and see it in the status."""
         return True
@@ -282,6 +286,8 @@ class Door(ABC):
                     settings=message.settings,
                     owner=identity.owner,
                     tenant=self._tenancy.tenant(identity),
+                    defines=message.defines,
+                    keep_s=message.keep_s,
                 )
             case Mismatched():
                 return BatchMismatched(session, message.subscription, message.sequence, message.generation)

@@ -9,22 +9,29 @@ looked up once, when it is read.
 
 import grp
 import pwd
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from batchd.config.tree import DaemonConfig, Share
 from batchd.core.tenants import EVERYBODY, Weights
 from batchd_wire.record import frozen
+from batchd_wire.runtime import unmapped_id
 from batchd_wire.wording import counted
 
 
 @frozen
 class Identity:
-    """``user`` and ``groups``: numbers, of a local trainer. ``key``: its name, over TCP."""
+    """``user`` and ``groups``: numbers, of a local trainer; its primary group is the first.
+
+    ``key``: its name, over TCP; ``public``: the key itself. ``is_operator``: root, or the daemon's
+    own user.
+    """
 
     user: int | None = None
-    groups: frozenset[int] = frozenset()
+    groups: tuple[int, ...] = ()
     key: str = ""
     host: str = ""
+    public: str = ""
+    is_operator: bool = False
 
     @property
     def owner(self) -> str:
@@ -32,6 +39,27 @@ class Identity:
         if self.user is not None:
             return f"user:{_user_name(self.user)}"
         return f"key:{self.key}" if self.key else f"host:{self.host}"
+
+    @property
+    def is_proved(self) -> bool:
+        """False for a host, and for a user that is not mapped here: several may look like one."""
+        return bool(self.key) or (self.user is not None and self.user != unmapped_id("uid"))
+
+    @property
+    def reader(self) -> list[int]:
+        """User and groups whose rights decide what is read; none: those of the daemon do."""
+        return [] if self.user is None or self.is_operator else [self.user, self.groups[0], *self.groups]
+
+    def is_one_of(self, names: Iterable[str]) -> bool:
+        """True if one of "user:NAME", "group:NAME" and "key:NAME" is this one."""
+        return any(self._is(*name.split(":", 1)) for name in names)
+
+    def _is(self, kind: str, name: str) -> bool:
+        if kind == "key":
+            return self.key == name
+        if kind == "user":
+            return self.user is not None and self.user == user_number(name)
+        return group_number(name) in self.groups
 
 
 class Tenancy:

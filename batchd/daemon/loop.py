@@ -405,7 +405,7 @@ class Loop:
         if door is None:
             return
         if isinstance(message, messages.AskBad):
-            door.answer(query.session, self._bad_samples(message, is_remote=door.is_remote))
+            door.answer(query.session, self._bad_samples(message, query.session, is_remote=door.is_remote))
         elif isinstance(message, messages.AskStatus):
             status = self._part_of_status(message, query.session, door)
             plain = self._whole_status(query.session, door, asked_s) if status is None else plain_status(status)
@@ -423,13 +423,16 @@ class Loop:
         if not door.is_remote and asked.log_after is not None:  # the message lacks one
             return DaemonStatus(self._facts(now), (), (), (), log=self.log.after(asked.log_after))
         number = self.state.numbers.get(asked.reports_of or "")
-        if number is None or not door.may_read(session, asked.reports_of or ""):
+        if number is None or not self._may_see(session, door, asked.reports_of or ""):
             return None
         reports, last = self._reports.get(number), asked.reports_last
         page = None
         if reports is not None:
             page = reports.last(last) if last else reports.page(asked.reports_after)
         return DaemonStatus(self._facts(now), (), (), (), reports=page)
+
+    def _may_see(self, session: int, door: Door, stream: str) -> bool:
+        return door.may_read(session, stream) and self.deriver.may_read(session, stream)
 
     def _whole_status(self, session: int, door: Door, asked_s: float) -> dict[str, Any]:
         """The status as far as a session may see it, as it was when or after it was asked for."""
@@ -441,7 +444,7 @@ class Loop:
             self._status = made_s, plain
         if not door.is_remote:
             return plain
-        shown = [stream for stream in plain["streams"] if door.may_read(session, stream["name"])]
+        shown = [stream for stream in plain["streams"] if self._may_see(session, door, stream["name"])]
         hidden = {"warnings"}  # lines name files, and other hosts
         if len(shown) < len(plain["streams"]):
             hidden.add("pool")  # links name streams, too
@@ -500,9 +503,9 @@ class Loop:
             usage=counts.usage,
         )
 
-    def _bad_samples(self, question: messages.AskBad, *, is_remote: bool) -> Message:
+    def _bad_samples(self, question: messages.AskBad, session: int, *, is_remote: bool) -> Message:
         number = self.state.numbers.get(question.stream)
-        if number is None:
+        if number is None or not self.deriver.may_read(session, question.stream):
             return messages.Refused(question.request, 0, *unknown_stream(question.stream, self.state.numbers))
         bad = self.state.streams[number].bad
         listed = sorted(bad.listed.items())[:BAD_SHOWN_MAX]
@@ -577,6 +580,7 @@ class Loop:
                 stream=stream.name,
                 has_budget=course.plan.row_counts is not None and course.plan.row_counts.limits_rows,
                 overlays=list(stream.facts.overlays),
+                owner=stream.owner,
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))

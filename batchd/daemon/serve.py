@@ -61,7 +61,7 @@ from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.limits import SessionLimits
 from batchd.runtime.poller import Poller, Signals
 from batchd.runtime.slots import BlankSlots, SlotPool
-from batchd.stream.access import access_of, sandbox_problems
+from batchd.stream.access import access_of, access_of_roots, sandbox_problems
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
 from batchd.stream.rings import (
     RingSize,
@@ -246,6 +246,7 @@ def _enclose(processes: LocalWorkers, config: Config) -> None:
     for problem in problems:
         _log.info("workers may reach what this user may", key=problem.path, reason=problem.message)
     python_path = config.daemon.python_path or ()
+    processes.roots = access_of_roots(config.daemon)
     processes.enclose_for(access_of(stream, python_path) for stream in config.streams.values())
 
 

@@ -113,9 +113,13 @@ class TcpDoor(TcpFront, Door):
         return Peer(session.name, session.pid, f"host {peer_site(session.host)}", is_remote=True)
 
     def identity(self, number: int) -> Identity:
-        """The session's key; without keys, its host."""
+        """The session's key, which the handshake has proved; without keys, its host."""
         session = self._sessions.by_number[number]
         return _identity(session.key, session.host)
+
+    def is_valid(self, identity: Identity) -> bool:
+        """See ``Door``."""
+        return not identity.key or (self._keys is not None and self._keys.holds(identity.key, identity.public))
 
     def trainers(self) -> list[RemoteSession]:
         """All sessions."""
@@ -353,4 +357,5 @@ class TcpDoor(TcpFront, Door):
 
 
 def _identity(key: AcceptedKey | None, host: str) -> Identity:
-    return Identity(key=key.name if key is not None else "", host=peer_site(host))
+    site = peer_site(host)
+    return Identity(host=site) if key is None else Identity(key=key.name, public=key.public, host=site)

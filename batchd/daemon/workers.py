@@ -11,7 +11,7 @@ from batchd.runtime import failpoints
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
 from batchd.runtime.poller import Poller
-from batchd.runtime.sandbox import Access, joined
+from batchd.runtime.sandbox import NOTHING, Access, joined
 from batchd.runtime.slots import SlotPool
 from batchd.stream.served import ServedStream
 from batchd.worker.interface import Performers, Workers
@@ -55,6 +55,8 @@ class LocalWorkers(WorkerProcesses):
             DismissWorker: lambda action: self.dismiss(action.worker),
         }
         self.is_sandbox_wanted = False
+        self.roots = NOTHING
+        """What streams that trainers define may read: workers do not start again for each."""
         self.streams = streams
         self.memory = memory
         self._fills: dict[int, FillChunks] = {}
@@ -62,7 +64,7 @@ class LocalWorkers(WorkerProcesses):
 
     def enclose_for(self, needed: Iterable[Access | None]) -> bool:
         """As ``enclose``, for streams with these needs, if workers shall be enclosed at all."""
-        return self.is_sandbox_wanted and self.enclose(joined(needed))
+        return self.is_sandbox_wanted and self.enclose(joined([*needed, self.roots]))
 
     def fill(self, order: OrderChunk) -> None:
         """See ``Workers``."""

@@ -9,7 +9,7 @@ limits        what one peer may have: sessions, handshakes, connections, log lin
 compiled      whether the extensions are those of the sources
 plain         records as JSON and msgpack carry them, and the way back
 mapped_files  unmaps what only loading libraries needed
-sandbox       what a worker gives up before it reads data
+sandbox       what a worker gives up before it reads data; rights: whose it reads with
 failpoints    named steps at which tests kill, stop or hang a process
 directories   of caches and keys, where the configuration names none
 addresses, suggestions   what users write: addresses, "did you mean"

@@ -155,8 +155,12 @@ def prepare() -> None:
         _program(has_network=has_network)
 
 
-def enclose(access: Access) -> None:
-    """Give up all but ``access``, now and for good. Raises ``OSError``; then nothing is sure."""
+def enclose(access: Access, *, runs_own: bool = False) -> None:
+    """Give up all but ``access``, now and for good. Raises ``OSError``; then nothing is sure.
+
+    ``runs_own``: this process starts others of Python's folders, which are enclosed as well; they
+    read their own /proc, and no call of the kernel is refused.
+    """
     known, has_network = version(), bool(access.ports or access.any_port)
     files = sum(rights for since, rights in _FILE_RIGHTS.items() if since <= known)
     tcp = _BIND_TCP | (0 if access.any_port else _CONNECT_TCP) if known >= _TCP_VERSION else 0
@@ -167,6 +171,8 @@ def enclose(access: Access) -> None:
         network = [*_NETWORK, *filter(None, map(os.environ.get, _CREDENTIALS))] if has_network else ()
         for place in (*access.read, *_SYSTEM, *_own_code(), *network):
             _allow(ruleset, place, _READ_FILE | _READ_DIR)
+        for place in ("/proc", *_SYSTEM, *_own_code()) if runs_own else ():
+            _allow(ruleset, place, _READ_FILE | _READ_DIR | _EXECUTE)
         _allow(ruleset, os.devnull, _READ_FILE | _WRITE_FILE)
         ledger = filter(None, [os.environ.get(LEDGER_VARIABLE)])  # of tests
         for place in (*access.write, *ledger):
@@ -177,10 +183,17 @@ def enclose(access: Access) -> None:
         _call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
+    if runs_own:
+        return
     program = _program(has_network=has_network)
     code = ctypes.create_string_buffer(program, len(program))
     count = len(program) // _INSTRUCTION.size
     _prctl(_SECCOMP, _SECCOMP_FILTER, struct.pack("@HP", count, ctypes.addressof(code)))
+
+
+def unreadable_code() -> str:
+    """A folder that this process imports from, and may not read; "" if there is none."""
+    return next((place for place in _own_code() if not os.access(place, os.R_OK | os.X_OK, effective_ids=True)), "")
 
 
 @cache
@@ -199,7 +212,7 @@ def _allow(ruleset: int, place: str, rights: int) -> None:
         found = os.open(place, os.O_PATH | os.O_CLOEXEC)
         try:
             if not stat.S_ISDIR(os.fstat(found).st_mode):
-                rights &= _READ_FILE | _WRITE_FILE
+                rights &= _READ_FILE | _WRITE_FILE | _EXECUTE
             _call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, found), 0)
         finally:
             os.close(found)

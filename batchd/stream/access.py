@@ -11,10 +11,10 @@ from functools import reduce
 from pathlib import Path
 
 from batchd.config.schema import problem_at
-from batchd.config.tree import Config, StreamConfig
+from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.options import with_inner
-from batchd.data.sources.access import access_of_source
+from batchd.data.sources.access import access_of_places, access_of_source
 from batchd.data.sources.composed.options import sources_in
 from batchd.errors import Problem, ProblemKind
 from batchd.runtime.sandbox import NOTHING, Access, version
@@ -32,6 +32,15 @@ def access_of(config: StreamConfig, python_path: Sequence[Path]) -> Access | Non
     here = [os.path.realpath(place) for place in [*code, *files]]
     needed = NOTHING.joined(Access(here, [], any_port=runs_own_code and config.network, write=[]))
     return reduce(Access.joined, map(access_of_source, sources), needed)
+
+
+def access_of_roots(daemon: DaemonConfig) -> Access:
+    """What a worker of any stream has to reach that trainers may define."""
+    define = daemon.define
+    if define is None or define.what != "streams":
+        return NOTHING
+    code = (daemon.python_path or ()) if define.code else ()
+    return access_of_places([*define.places, *code])
 
 
 def sandbox_problems(config: Config) -> list[Problem]:

@@ -247,7 +247,7 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
     problems = []
     if own_bytes > config.daemon.rings_bytes:
         have = f"have {round_bytes(max(0, config.daemon.rings_bytes), floor)} for all rings together"
-        have += " beside those of derived streams" if config.daemon.derive else ""
+        have += " beside those of derived streams" if config.daemon.derived_bytes else ""
         remedy = f"set memory = {_setting(daemon_need)} in [daemon], or less in the streams"
         text = f"need {round_bytes(own_bytes, ceil)}, which the streams' own memory adds up to, {have}; {remedy}"
         problems.append(problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, text))
@@ -349,6 +349,7 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
     limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
     connections = LOCAL_SESSION_DESCRIPTORS * daemon.sessions_max
     derived = daemon.derive_max if daemon.derive else 0
+    derived += daemon.define.streams_max if daemon.define is not None else 0
     per_slot = SLOT_DESCRIPTORS
     if daemon.tcp is not None:
         per_slot += MAPPING_DESCRIPTORS

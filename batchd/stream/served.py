@@ -147,8 +147,13 @@ class ServedStream:
 
     @property
     def is_derived(self) -> bool:
-        """True if a trainer has derived it: no stream of a file has such a name."""
-        return DERIVED_MARK in self.name
+        """True if a trainer has derived it, or defined it: it is no stream of the file."""
+        return DERIVED_MARK in self.name or bool(self.owner)
+
+    @property
+    def owner(self) -> str:
+        """Who has defined it; "" for no trainer."""
+        return self.facts.description.owner
 
     @property
     def ring_bytes(self) -> int:
@@ -160,11 +165,11 @@ class ServedStream:
         """What its fingerprint is a digest of."""
         return content_from({part.name: json.loads(part.value) for part in self.facts.card.parts})
 
-    def named(self, name: str, number: int, settings: str) -> "ServedStream":
-        """The same stream as one that is derived with ``settings``; it takes over the index."""
+    def named(self, name: str, number: int, settings: str, owner: str = "") -> "ServedStream":
+        """The same stream, derived with ``settings`` or defined; it takes over the index."""
         spec = replace(self.facts.spec, name=name, number=number)
         message = replace(self.facts.message, name=name, stream=number)
-        description = replace(self.facts.description, settings=_cut(settings))
+        description = replace(self.facts.description, settings=_cut(settings), owner=owner)
         facts = replace(self.facts, spec=spec, message=message, description=description)
         return ServedStream(facts, self.index_descriptor)
 

@@ -46,6 +46,7 @@ from batchd.data.storage.ahead import Requested
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import StorageLimits
 from batchd.runtime import failpoints
+from batchd.runtime.rights import reading_as
 from batchd.runtime.sandbox import Access, enclose
 from batchd.worker import messages as orders
 from batchd.worker.blocks import BlocksAhead
@@ -116,7 +117,8 @@ class WorkerLoop:
                 memory.madvise(mmap.MADV_DONTDUMP)
                 self._slots[message.slot] = memoryview(memory), {}
             case orders.ServeStream(), [index, *others]:
-                stream = WorkerStream(message, index, others, self._note, self._storage, self._shared)
+                with reading_as(message.reader):
+                    stream = WorkerStream(message, index, others, self._note, self._storage, self._shared)
                 self._streams[message.stream] = stream
                 for descriptor in [index, *(others if message.cache != "off" else [])]:
                     os.close(descriptor)
@@ -156,9 +158,11 @@ class WorkerLoop:
 
     def _fill(self, message: orders.FillChunks) -> None:
         failpoints.passing("worker.order.received")
-        for filled in self._streams[message.stream].answer(message, self._slots, self._listen, self._heard):
-            send_message(self._channel, filled)
-            failpoints.passing("worker.done.sent")
+        stream = self._streams[message.stream]
+        with reading_as(stream.reader):
+            for filled in stream.answer(message, self._slots, self._listen, self._heard):
+                send_message(self._channel, filled)
+                failpoints.passing("worker.done.sent")
 
     def _listen(self) -> None:
         """Receive what arrived during the current order; all but a quarantine waits.
@@ -228,6 +232,7 @@ class WorkerStream:
         storage.limits = StorageLimits.from_wire(message.storage)
         storage.as_of_ns = message.as_of_ns
         self._number = message.stream
+        self.reader = message.reader
         index = SourceIndex.from_descriptor(index_descriptor)
         self.layout = layout_from_wire(message.layout)
         self.quarantined: set[int] = set()

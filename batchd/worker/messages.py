@@ -128,7 +128,8 @@ class ServeStream(Message):
     began, see ``Storage``. ``waits_for_storage``: see ``ChunksFilled.away``. ``mixing``
     and ``erasing``: a ``core.mixing.RowMixing`` and a ``core.erasing.RowErasing`` as plain data;
     None without. ``repeats``, ``sizes``, ``alike``: as of ``Plan``. ``siblings``: as of
-    ``StreamSpec``.
+    ``StreamSpec``. ``reader``: the user, his group and all his groups, whose rights decide which
+    files are read; none: the worker's own.
     """
 
     stream: int
@@ -151,6 +152,7 @@ class ServeStream(Message):
     sizes: int = 1
     alike: int = 1
     siblings: str = ""
+    reader: list[int] | None = None
 
 
 @message(32)

@@ -58,6 +58,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.ahead import Requested
 from batchd.data.storage.index import SourceIndex
 from batchd.runtime import failpoints
+from batchd.runtime.rights import own_rights
 from batchd.worker.messages import PATH_BYTES_MAX, SampleRecipe
 from batchd.worker.others import NearSamples, Others
 from batchd.worker.process import NoteMemory
@@ -168,7 +169,8 @@ class SampleMaker:
                 if self.mailbox is not None:
                     self.mailbox.attach(*others)
                 if cache != "off":
-                    kept = open_cache(others)
+                    with own_rights():
+                        kept = open_cache(others)
                     where_it_fails.callback(kept.close)
                     self._use(kept, cache)
                 if cut:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from typing import NamedTuple, Self, TypedDict
@@ -17,9 +17,12 @@ from batchd_client.discovery import find_connections, find_daemon, find_key, fin
 from batchd_client.errors import (
     BatchdClientError,
     BatchSizeInvalid,
+    DefinitionRefused,
     NotCopyable,
     PositionInvalid,
     RankInvalid,
+    StreamUnknown,
+    VersionMismatch,
     WindowInvalid,
 )
 from batchd_client.extensions import Extension
@@ -31,6 +34,7 @@ from batchd_client.subscription import (
     Beginning,
     SubscriptionRequest,
     checked_position,
+    definition_bytes,
     read_state,
     settings_text,
 )
@@ -41,6 +45,9 @@ html_of_daemon: Extension[[str, DaemonStatus], str] = Extension("batchd_client.n
 
 BATCH_SIZE_MAX = 65_536
 """As of a stream in batchd.toml."""
+KEEP_S = 60
+"""How long a defined stream stays after its last trainer by default, in seconds."""
+KEEP_MAX_S = 30 * 86_400
 SHOWN_WITHIN_S = 2.0
 """How long a notebook that shows a connection waits for the daemon."""
 
@@ -127,6 +134,19 @@ def connect(  # noqa: PLR0913  options of a connection, each by name
     return Daemon(connection)
 
 
+def _claim(name: str, rank: int, world_size: int, window: int | None, epochs: int | None) -> SubscriptionRequest:
+    """The part of a stream that is claimed. Raises ``RankInvalid`` and others."""
+    rank, world_size = index(rank), index(world_size)
+    if not 0 <= rank < world_size:
+        raise RankInvalid(f"rank {rank} of world_size {world_size}")
+    if window is not None and index(window) < 1:
+        raise WindowInvalid(f"window {window}: at least one batch has to be ready at a time")
+    if epochs is not None and index(epochs) < 0:
+        raise PositionInvalid(f"epochs {epochs}")
+    end_epoch = None if epochs is None else index(epochs)
+    return SubscriptionRequest(name, rank, world_size, 0 if window is None else index(window), end_epoch)
+
+
 class Daemon(NotCopyable):
     """A connection to a daemon; ``connect`` makes it. Use it in a ``with``, or close it."""
 
@@ -172,26 +192,62 @@ class Daemon(NotCopyable):
         ``RingBusy``, ``StateMismatch``, ``StreamStopped``, ``ConnectTimeout``,
         ``ReconnectTimeout``, ``DaemonClosed`` or ``ProtocolError``.
         """
-        rank, world_size = index(rank), index(world_size)
-        if not 0 <= rank < world_size:
-            raise RankInvalid(f"rank {rank} of world_size {world_size}")
-        if window is not None and index(window) < 1:
-            raise WindowInvalid(f"window {window}: at least one batch has to be ready at a time")
-        if epochs is not None and index(epochs) < 0:
-            raise PositionInvalid(f"epochs {epochs}")
+        table = (state or {}).get("define")
+        settings = (state or {}).get("set") if set is None else set
+        claim = _claim(name, rank, world_size, window, epochs)
+        claim = replace(
+            claim,
+            settings=settings_text(settings if isinstance(settings, Mapping) else None),
+            defines=definition_bytes(table) if isinstance(table, Mapping) else b"",
+            keep_s=KEEP_S,
+        )
+        return self._open(claim, state, batch_size, converts=convert)
+
+    def define(  # noqa: PLR0913  options of a stream, each by name
+        self,
+        name: str,
+        table: Mapping[str, object],
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        keep_s: float = KEEP_S,
+        keep: bool = False,
+        window: int | None = None,
+        epochs: int | None = None,
+        state: Mapping[str, object] | None = None,
+        convert: bool = False,
+        batch_size: int | None = None,
+    ) -> Stream:
+        """Define the stream ``name`` by a ``table``, and claim it as ``stream`` does.
+
+        ``table``: the keys of `[streams.NAME]` of batchd.toml, such as ``{"source": {"type":
+        "folder", "path": "/data/photos"}, "batch_size": 256, "pipeline": [{"op": "decode"}, …]}``.
+        Paths are those of the daemon's host, where you must have the right to read them. All that
+        define the same table under this name, as the same user or with the same key, share one
+        stream; nobody else reads it but the operator. ``keep_s``: how long it stays after its last
+        trainer, in seconds; ``keep``: until `batchd streams remove` or the daemon's end. States
+        have the table, and after a restart of the daemon trainers define the stream again.
+
+        Raises ``DefinitionRefused``, and what ``stream`` raises.
+        """
+        if not 0 <= keep_s <= KEEP_MAX_S:
+            raise DefinitionRefused(f"keep_s {keep_s}: it is 0 to {KEEP_MAX_S} seconds; keep=True keeps the stream")
+        claim = _claim(name, rank, world_size, window, epochs)
+        claim = replace(claim, defines=definition_bytes(table), keep_s=None if keep else round(keep_s))
+        return self._open(claim, state, batch_size, converts=convert)
+
+    def _open(
+        self, claim: SubscriptionRequest, state: Mapping[str, object] | None, batch_size: int | None, *, converts: bool
+    ) -> Stream:
         if batch_size is not None and not 0 < index(batch_size) <= BATCH_SIZE_MAX:
             raise BatchSizeInvalid(f"batch_size {batch_size}: it is 1 to {BATCH_SIZE_MAX}")
-        settings = (state or {}).get("set") if set is None else set
-        claim = SubscriptionRequest(
-            name,
-            rank,
-            world_size,
-            window=0 if window is None else index(window),
-            end_epoch=None if epochs is None else index(epochs),
-            settings=settings_text(settings if isinstance(settings, Mapping) else None),
-        )
-        begin = BEGINNING if state is None else read_state(state, name, converts=convert)
-        return Stream(self._connection, claim, begin, batch_size)
+        begin = BEGINNING if state is None else read_state(state, claim.stream, converts=converts)
+        try:
+            return Stream(self._connection, claim, begin, batch_size)
+        except StreamUnknown as error:
+            if claim.defines:  # a daemon that reads the table knows the stream
+                raise VersionMismatch(f"the daemon is too old for define; upgrade it ({error})") from None
+            raise
 
     def spectate(self, name: str, epoch: int = 0, step: int = 0) -> Stream:
         """Read the stream ``name`` as a spectator, from (``epoch``, ``step``).

@@ -19,6 +19,7 @@
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
     |   +-- TensorsInvalid       PrefetchInvalid       LoaderInWorker        StreamTaken
     |   +-- PassOvertaken        WorkersInvalid        EpochsUneven          ReportInvalid
+    |   +-- DefinitionRefused
     |   +-- RingTooSmall
     |       +-- RingBusy
     +-- ProtocolError            the peer sent an unexpected message: report it
@@ -386,6 +387,14 @@ class SettingsInvalid(Misused):
     """
 
 
+class DefinitionRefused(Misused):
+    """The daemon does not serve this table as a stream.
+
+    `daemon.define` takes the keys of a stream as batchd.toml has them. Who may define what, and
+    below which folders, is for the daemon's operator to say ([daemon.define]): see docs/define.md.
+    """
+
+
 class RingTooSmall(Misused):
     """The stream's memory has no two slots left for another trainer.
 
@@ -512,6 +521,7 @@ _BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
     ErrorCode.WINDOW_OUT_OF_RANGE: WindowInvalid,
     ErrorCode.NOT_LIVE: StreamNotLive,
     ErrorCode.SETTINGS_REFUSED: SettingsInvalid,
+    ErrorCode.DEFINITION_REFUSED: DefinitionRefused,
     ErrorCode.RING_EXHAUSTED: RingExhausted,
     ErrorCode.STREAM_STOPPED: StreamStopped,
     ErrorCode.STREAM_REMOVED: StreamRemoved,

@@ -219,11 +219,11 @@ class StreamReader:
             try:
                 admitted = session.request(message, Subscribed, deadline)
                 lacks_samples = (begin.sample is not None or begin.converts) and not admitted.parts
-                if lacks_samples or (self.claim.settings and not admitted.stream):
+                lacks_streams = self.claim.defines and not admitted.owner
+                if lacks_samples or lacks_streams or (self.claim.settings and not admitted.stream):
                     session.unsubscribe(admitted.subscription)
-                    what = (
-                        "to begin at a sample; upgrade it, or seek a step" if lacks_samples else "for set=; upgrade it"
-                    )
+                    what = f"for {'define' if lacks_streams else 'set='}; upgrade it"
+                    what = "to begin at a sample; upgrade it, or seek a step" if lacks_samples else what
                     raise VersionMismatch(f"the daemon is too old {what}")
                 subscription = Subscription(self.claim, begin, admitted)
                 subscription.reports = self.reports

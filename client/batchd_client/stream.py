@@ -254,6 +254,8 @@ class Stream(NotCopyable):
             state["sample"] = sample
         if self._claim.settings:
             state["set"] = json.loads(self._claim.settings)
+        if self._claim.defines:
+            state["define"] = json.loads(self._claim.defines)
         if card:
             state["card"] = self._card()
         return state

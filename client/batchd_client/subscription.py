@@ -25,13 +25,14 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import PurePath
 from typing import NamedTuple, NotRequired, TypedDict
 from weakref import ref
 
 import numpy as np
 
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
-from batchd_client.errors import PositionInvalid, ProtocolError, SettingsInvalid, StateMismatch
+from batchd_client.errors import DefinitionRefused, PositionInvalid, ProtocolError, SettingsInvalid, StateMismatch
 from batchd_client.memory import Arrivals, ReceiveBuffer
 from batchd_client.reports import Reports
 from batchd_wire.codec import NUMBER_MAX, TEXT_CHARACTERS_MAX
@@ -43,6 +44,8 @@ from batchd_wire.slot import RowChecksums
 
 RELEASED_MAX = 1024
 """Most ended leases in one message, well below the daemon's limit on its length."""
+DEFINITION_BYTES_MAX = 256 << 10
+"""Of the table of a defined stream, as JSON."""
 UNREPORTED_PART = 4
 """Batches taken since the last report: at most this part of the window."""
 REPORT_EVERY_S = 0.005
@@ -59,7 +62,7 @@ class StreamState(TypedDict):
     ``parts``: by which the daemon tells later what has changed in the stream. ``sample``: the
     samples of the epoch before the next batch, if it begins within the batch of ``step``.
     ``card``: what `batchd card` writes, some kilobytes, if it was asked for. ``set``: of a derived
-    stream, the settings that make it.
+    stream, the settings that make it. ``define``: of a defined stream, its table.
     """
 
     stream: str
@@ -70,6 +73,7 @@ class StreamState(TypedDict):
     sample: NotRequired[int]
     card: NotRequired[dict[str, object]]
     set: NotRequired[dict[str, object]]
+    define: NotRequired[dict[str, object]]
 
 
 class Beginning(NamedTuple):
@@ -182,8 +186,22 @@ def settings_text(settings: Mapping[str, object] | None) -> str:
     return text
 
 
+def definition_bytes(table: Mapping[str, object]) -> bytes:
+    """A table of a stream as the daemon takes it, equal if it is. Raises ``DefinitionRefused``."""
+    try:
+        text = json.dumps(table, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+        data = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DefinitionRefused(f"the table cannot be sent: {error}") from None
+    if not table or len(data) > DEFINITION_BYTES_MAX:
+        raise DefinitionRefused(f"the table has 1 to {DEFINITION_BYTES_MAX} bytes as JSON, not {len(data)}")
+    return data
+
+
 def _plain(value: object) -> object:
-    """A number or an array of numpy, as JSON has it."""
+    """A path, or a number or an array of numpy, as JSON has it."""
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no value of batchd.toml")
@@ -200,6 +218,8 @@ class SubscriptionRequest:
     end_epoch: int | None
     is_spectator: bool = False
     settings: str = ""
+    defines: bytes = b""
+    keep_s: int | None = 0
 
     def subscribe(self, request: int, begin: Beginning) -> Subscribe:
         """Make the message that claims the stream from there on."""

@@ -149,7 +149,10 @@ class Subscribe(Message):
     saved state has them from ``Subscribed``. ``converts``: a state of the same samples in the same
     order, in batches of another size, is one of this stream: begin behind its last sample.
     ``settings``: a JSON object of keys of the stream with other values, by dotted paths: claim the
-    stream that is derived with them, if the daemon allows that.
+    stream that is derived with them, if the daemon allows that. ``defines``: a JSON object in
+    UTF-8, the keys of a stream as batchd.toml has them: define ``stream`` so, if the daemon allows
+    that, and claim it. It is kept for ``keep_s`` seconds after its last trainer; None: until it is
+    removed.
     """
 
     request: int
@@ -168,6 +171,8 @@ class Subscribe(Message):
     parts: str = ""
     converts: bool = False
     settings: str = ""
+    defines: bytes = b""
+    keep_s: int | None = 0
 
 
 @message(12)
@@ -326,7 +331,7 @@ class Subscribed(Message):
     consecutive batches have the same samples, each counted once. ``stream``: its name in the
     status; "" from a daemon that derives none. ``has_budget``: whether a budget decides the rows of
     each batch. ``overlays``: what is drawn over images: image, role, field, form, and whether it is
-    relative (``fields.Overlay``).
+    relative (``fields.Overlay``). ``owner``: who has defined the stream; "" of others.
     """
 
     request: int
@@ -351,6 +356,7 @@ class Subscribed(Message):
     stream: str = ""
     has_budget: bool = False
     overlays: list[tuple[str, str, str, str, bool]] | None = None
+    owner: str = ""
 
 
 @message(22)

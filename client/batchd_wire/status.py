@@ -244,12 +244,14 @@ class StreamDescription:
 
     ``source``: its kind and place. ``fields`` of a batch: name, dtype and shape. ``pipeline``: each
     step with the options that are not its defaults. ``settings``: of a derived stream, as JSON.
+    ``owner``: who has defined the stream; "" of one of the file.
     """
 
     source: str = ""
     fields: tuple[str, ...] = ()
     pipeline: tuple[str, ...] = ()
     settings: str = ""
+    owner: str = ""
 
 
 @record

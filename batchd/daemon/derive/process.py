@@ -1,35 +1,46 @@
 """Derives streams for a running daemon: other settings over one of its indexes. DERIVING process.
 
     daemon   --- DeriveStream + request, index --->  python -m batchd.daemon.derive.process FD
-             <-- StreamDerived + facts, index -----   or the problems, one line
+             --- DefineStream + request ---------->   a fork of it: ``define``
+             <-- StreamDerived + facts, index -----   or the problems
 
 What a trainer sends is read here and nowhere else, and steps are planned here, so the daemon's loop
-does not wait for it, and a crash harms nobody. The source is not scanned: the index is that of the
-stream in service, also where files have changed since. It takes requests until its channel ends.
+does not wait for it, and a crash harms nobody. For a derived stream the source is not scanned: the
+index is that of the stream in service, also where files have changed since. A stream that is
+defined is worked out by a process of its own, with the rights of who asks. It takes requests until
+its channel ends.
 
 Invariant: it changes nothing, and its memory is limited.
 """
 
 import json
 import os
-import select
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from threading import Thread
+from functools import partial
 
 from batchd.config.derive import Settings
 from batchd.config.tree import MEMORY_BYTES_MIN, Config, DaemonConfig
 from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS
-from batchd.daemon.derive.messages import TO_DERIVING, DeriveRequest, StreamDerived
+from batchd.daemon.derive.define import define, may_define
+from batchd.daemon.derive.messages import (
+    FROM_DERIVING,
+    TO_DERIVING,
+    DefineRequest,
+    DefineStream,
+    DeriveRequest,
+    StreamDerived,
+)
 from batchd.data.sources.scan import ScanMemory
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
 from batchd.runtime.child_log import log_over
+from batchd.runtime.children import describe, die_with_parent, fork_linked
 from batchd.runtime.plain import from_plain
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.grouping import MeasureOptions, grouping_of
@@ -39,37 +50,64 @@ from batchd.stream.served import ServedStream, stream_of
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
 ANSWER_CHARACTERS_MAX = 4_000
+END_MAX_S = 1.0
+"""A fork that has closed its channel has so long to end by itself, which tells how."""
 
 
 def main() -> int:
     """Answer requests until the daemon closes the channel; the exit status."""
+    die_with_parent()  # also while a file system hangs
     with socket.socket(fileno=int(sys.argv[1])) as channel:
-        Thread(target=_end_with_daemon, args=(channel.fileno(),), daemon=True).start()
         log_over(lambda _line: None)  # what it would say of a stream was said of the other one
         ScanMemory().bound()
         try:
             while True:
-                _message, descriptors = receive_message(channel, TO_DERIVING)
-                _answer(channel, *descriptors)
+                message, descriptors = receive_message(channel, TO_DERIVING)
+                if isinstance(message, DefineStream):
+                    _define_apart(channel, *descriptors)
+                else:
+                    _answer(channel, *descriptors)
         except ChannelClosed:
             return 0
 
 
-def _end_with_daemon(descriptor: int) -> None:
-    """End with the daemon also while a file system hangs: nothing is read here."""
-    ending = select.poll()
-    ending.register(descriptor, select.POLLRDHUP)
-    ending.poll()
-    os._exit(0)
+def _define_apart(channel: socket.socket, request: int) -> None:
+    """Have a fork of this process work out a stream, and pass its answer on."""
+    forked = fork_linked("batchd.daemon.derive.define")
+    if isinstance(forked, socket.socket):
+        channel.detach()  # the fork does not have it
+        with forked, os.fdopen(request, "rb") as given:
+            asked: DefineRequest = from_plain(DefineRequest, json.loads(given.read()))
+            _answer_with(forked, partial(define, asked))
+        sys.exit(0)
+    os.close(request)
+    with forked.channel:
+        try:
+            answer, descriptors = receive_message(forked.channel, FROM_DERIVING)
+        except ChannelClosed:
+            answer, descriptors = None, []
+    status = forked.child.end(0.0 if answer is not None else END_MAX_S)
+    if answer is None:
+        how = "" if status is None else f": {describe(status)}"
+        answer = StreamDerived(
+            f"the process that works it out has ended{how}; a file is damaged, or it needs more memory"
+        )
+    send_message(channel, answer, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _answer(channel: socket.socket, request: int, index: int) -> None:
+    source = SourceIndex.owning(index)
+    with os.fdopen(request, "rb") as given:
+        asked: DeriveRequest = from_plain(DeriveRequest, json.loads(given.read()))
+    _answer_with(channel, partial(derive, asked, source))
+
+
+def _answer_with(channel: socket.socket, work_out: Callable[[], ServedStream]) -> None:
     with ExitStack() as stack:
-        source = SourceIndex.owning(index)
-        with os.fdopen(request, "rb") as given:
-            asked: DeriveRequest = from_plain(DeriveRequest, json.loads(given.read()))
         try:
-            stream = derive(asked, source)
+            stream = work_out()
         except (BatchdError, OSError, MemoryError, RecursionError) as error:
             text = _said(error)
             send_message(channel, StreamDerived(text[:ANSWER_CHARACTERS_MAX]))
@@ -85,9 +123,9 @@ def _said(error: BaseException) -> str:
     if isinstance(error, ConfigInvalid | MemoryTooSmall):
         return "; ".join(f"{problem.path}: {problem.message}" for problem in error.problems)
     if isinstance(error, RecursionError):
-        return "set: tables or lists in one another too deep to read"
+        return "tables or lists in one another too deep to read"
     if isinstance(error, MemoryError):
-        return "set: it takes more memory than there is to work it out"
+        return "it takes more memory than there is to work it out"
     return str(error)
 
 
@@ -98,7 +136,12 @@ def derive(asked: DeriveRequest, index: SourceIndex) -> ServedStream:
     rings_bytes = daemon.derived_bytes
     part_bytes = max(MEMORY_BYTES_MIN, rings_bytes // daemon.derive_max)
     before, stream = asked.configuration, {**asked.configuration, "memory": part_bytes}
-    whole = {"daemon": {**asked.daemon, "memory": rings_bytes, "derive": False}, "streams": {name: stream}}
+    if not daemon.derive and not may_define(daemon.define, asked.identity):
+        raise BatchdError(f"{asked.identity.owner} may derive no streams: it is not in who of [daemon.define]")
+    whole = {
+        "daemon": {**asked.daemon, "memory": rings_bytes, "derive": False, "define": None},
+        "streams": {name: stream},
+    }
     config = settings.config(whole)
     own_bytes = config.streams[name].memory or part_bytes
     if own_bytes > rings_bytes:

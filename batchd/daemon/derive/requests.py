@@ -1,4 +1,4 @@
-"""Streams that trainers derive from those of the file: ``daemon.stream(set=)``. DAEMON process.
+"""Streams that trainers derive (``daemon.stream(set=)``) or define. DAEMON process.
 
     subscription with settings -> known? ------------------------------> the core, by its name
                                   | no                                       ^
@@ -9,6 +9,10 @@ status: no stream of the file can have such a name. It ends with the last sessio
 it, or earlier if nobody reads it and another needs its room. If a reload changes or removes the
 stream of the file, those derived from it go the same way; their trainers ask again.
 
+A stream that is defined has a name of its own, and is read by its owner: the user or key that has
+defined it, whoever of them asks. It ends so long after its last trainer as was asked for, or with
+the key of its owner.
+
 One process works out one request at a time. It is started ahead, as its imports take a second.
 
 Invariant: the loop reads no settings and waits for no process. The rings of all derived streams,
@@ -17,9 +21,11 @@ those that are ending included, fit into the part of the memory that is kept for
 
 import json
 import os
+import re
 import socket
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, floor
@@ -29,8 +35,16 @@ import structlog
 
 from batchd.core.admission import Refusal
 from batchd.core.events import SubscriptionAsked
-from batchd.daemon.derive.messages import FROM_DERIVING, DeriveRequest, DeriveStream, StreamDerived
+from batchd.daemon.derive.messages import (
+    FROM_DERIVING,
+    DefineRequest,
+    DefineStream,
+    DeriveRequest,
+    DeriveStream,
+    StreamDerived,
+)
 from batchd.daemon.doors import Doors
+from batchd.daemon.identity import Identity
 from batchd.daemon.reload.apply import ReloadApplier, stream_from
 from batchd.runtime import failpoints
 from batchd.runtime.children import Child, start_linked
@@ -42,7 +56,7 @@ from batchd.stream.served import ServedStream
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage
 from batchd_wire.codes import ErrorCode
-from batchd_wire.keys import DERIVED_MARK
+from batchd_wire.keys import DERIVED_MARK, STREAM_NAME_PATTERN
 from batchd_wire.messages import Refused
 
 _log = structlog.get_logger()
@@ -55,6 +69,7 @@ NICENESS = 5
 """Of the process: workers and trainers have priority."""
 KILL_TIMEOUT_S = 2.0
 SETTINGS_SHOWN_CHARACTERS = 300
+_NAME = re.compile(STREAM_NAME_PATTERN, re.ASCII)
 NOT_ALLOWED: Refusal = (
     ErrorCode.SETTINGS_REFUSED,
     "this daemon derives no streams; its operator may allow it with derive = true in [daemon], or add a stream to the file",
@@ -73,6 +88,24 @@ class _Derived:
     name: str
     base: int
     sessions: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Defined:
+    """A defined stream in service. ``table``: as it was sent. ``keep_s``: see ``Subscribe``.
+
+    ``read_s``: when somebody read it last, by ``monotonic``.
+    """
+
+    number: int
+    name: str
+    owner: Identity
+    table: bytes
+    keep_s: int | None
+    read_s: float
+
+
+_Serving = _Derived | _Defined
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +127,8 @@ class Deriver:
         self._doors = doors
         self._derived: dict[tuple[int, str], _Derived] = {}
         """By the number of the stream of the file, and the settings."""
+        self._defined: dict[str, _Defined] = {}
+        """By name."""
         self._waiting: deque[SubscriptionAsked] = deque()
         self._process: _DerivingProcess | None = None
         self._killed: list[Child] = []
@@ -105,6 +140,12 @@ class Deriver:
 
     def resolved(self, asked: SubscriptionAsked) -> SubscriptionAsked | None:
         """The event for the core, of the stream that is derived; None if that has to wait."""
+        if asked.defines:
+            return self._resolved_definition(asked)
+        if not self.may_read(asked.session, asked.stream):
+            owner = self._defined[asked.stream].owner.owner
+            self._refuse(asked, (ErrorCode.UNKNOWN_STREAM, f"stream {asked.stream!r} is one that {owner} has defined"))
+            return None
         base = self._applier.state.numbers.get(asked.stream)
         if not asked.settings or base is None or self._applier.state.draining:
             return asked  # the core refuses unknown names
@@ -120,9 +161,67 @@ class Deriver:
         self._begin()
         return None
 
+    def may_read(self, session: int, stream: str) -> bool:
+        """True but for what another user or key has defined."""
+        defined, door = self._defined.get(stream), self._doors.of(session)
+        if defined is None or door is None:
+            return True
+        identity = door.identity(session)
+        return identity.is_operator or (identity.is_proved and identity.owner == defined.owner.owner)
+
+    def _resolved_definition(self, asked: SubscriptionAsked) -> SubscriptionAsked | None:
+        """As ``resolved``, of a stream that is defined."""
+        door, name = self._doors.of(asked.session), asked.stream
+        identity = None if door is None else door.identity(asked.session)
+        if self._applier.state.draining:
+            return replace(asked, defines=b"")  # the core refuses it
+        self._forget_ended()
+        refusal = self._refusal_of_definition(asked, identity)
+        if refusal is not None:
+            self._refuse(asked, refusal)
+            return None
+        known = self._defined.get(name)
+        if known is not None and known.table == asked.defines:
+            return self._of_defined(known, asked)
+        self._waiting.append(asked)
+        self._begin()
+        return None
+
+    def _of_defined(self, stream: _Defined, asked: SubscriptionAsked) -> SubscriptionAsked:
+        kept = stream.keep_s, asked.keep_s
+        stream.keep_s = None if None in kept else max(kept)  # type: ignore[type-var]
+        stream.table, stream.read_s = asked.defines, monotonic()
+        return replace(asked, defines=b"")
+
+    def _refusal_of_definition(self, asked: SubscriptionAsked, identity: Identity | None) -> Refusal | None:
+        """Why a stream is not even worked out; None if it is."""
+        rules, name = self._applier.daemon.define, asked.stream
+        known = self._defined.get(name)
+        text = ""
+        if rules is None or rules.what != "streams":
+            text = (
+                "this daemon serves the streams of its file alone; its operator may allow others: a table [daemon.define] with "
+                'who = ["group:NAME"] and roots = ["/data"]'
+            )
+        elif identity is None or not identity.is_proved:
+            text = (
+                "the daemon cannot tell who asks: over TCP that takes a key, and on its host a user that is mapped into its user "
+                "namespace"
+            )
+        elif not _NAME.fullmatch(name):
+            text = f'{name[:64]!r} is no name of a stream: 1 to 64 letters, digits, "_", "." and "-"'
+        elif known is not None and known.owner.owner != identity.owner:
+            text = f"{known.owner.owner} has defined stream {name!r}; take another name"
+        elif known is None and name in self._applier.state.numbers:
+            text = f"{name!r} is a stream of the daemon's file; take another name"
+        elif self._is_asking(asked.session):
+            return ErrorCode.TOO_OFTEN, "a trainer may define one stream at a time"
+        return (ErrorCode.DEFINITION_REFUSED, text) if text else None
+
     def tick(self) -> None:
         """End streams whose sessions are gone; start the process ahead, and end one that hangs."""
         self._forget_ended()
+        self._end_unread()
         for stream in list(self._derived.values()):
             stream.sessions = {session for session in stream.sessions if self._doors.of(session) is not None}
             if not stream.sessions and self._is_idle(stream):
@@ -130,10 +229,20 @@ class Deriver:
         process = self._process
         if process is not None and process.asked is not None and monotonic() - process.since_s > ANSWER_MAX_S:
             self._lose(process, f"it was not worked out within {ANSWER_MAX_S:.0f} s")
-        elif process is None and not self._is_ahead and self._applier.daemon.derive:
+        elif process is None and not self._is_ahead and self._applier.daemon.derived_bytes:
             self._is_ahead = True
             with suppress(OSError):  # the first request tries it again, and says why
                 self._start()
+
+    def _end_unread(self) -> None:
+        """End defined streams that nobody has read for so long, and those of revoked keys."""
+        now = monotonic()
+        for stream in list(self._defined.values()):
+            if not self._is_idle(stream):
+                stream.read_s = now
+            is_over = stream.keep_s is not None and now - stream.read_s > stream.keep_s
+            if is_over or not all(door.is_valid(stream.owner) for door in self._doors):
+                self._end(stream)
 
     def close(self) -> None:
         """End the process."""
@@ -149,23 +258,26 @@ class Deriver:
 
     def _refusal(self, asked: SubscriptionAsked, base: int) -> Refusal | None:
         """Why a stream is not even worked out; None if it is."""
-        in_hand = None if self._process is None else self._process.asked
-        if not self._applier.daemon.derive:
+        if not self._applier.daemon.derive and self._applier.daemon.define is None:
             return NOT_ALLOWED
         if base in self._applier.derived:
             return OF_FILE
-        if any(other is not None and other.session == asked.session for other in (*self._waiting, in_hand)):
+        if self._is_asking(asked.session):
             return ErrorCode.TOO_OFTEN, "a trainer may ask for one derived stream at a time"
         room = self._in_the_way(asked)
         return None if isinstance(room, list) else room
 
-    def _in_the_way(self, asked: SubscriptionAsked) -> list[_Derived] | Refusal:
+    def _is_asking(self, session: int) -> bool:
+        in_hand = None if self._process is None else self._process.asked
+        return any(other is not None and other.session == session for other in (*self._waiting, in_hand))
+
+    def _in_the_way(self, asked: SubscriptionAsked) -> list[_Serving] | Refusal:
         """The idle streams that end for another one, so that they are not too many; or why not."""
         others = list(self._derived.values())
         own = [stream for stream in others if asked.session in stream.sessions]
-        ending = []
+        ending: list[_Serving] = []
         if len(own) >= OF_A_SESSION_MAX:
-            ending = [stream for stream in own if self._is_idle(stream)][:1]
+            ending += [stream for stream in own if self._is_idle(stream)][:1]
             if not ending:
                 text = f"this trainer reads {len(own)} derived streams, and one may have {OF_A_SESSION_MAX}; close one first"
                 return ErrorCode.SETTINGS_REFUSED, text
@@ -178,27 +290,47 @@ class Deriver:
             ending += idle
         return ending
 
-    def _make_room(self, asked: SubscriptionAsked, need_bytes: int) -> Refusal | None:
+    def _own_in_the_way(self, owner: str, need_bytes: int) -> list[_Serving] | Refusal:
+        """As ``_in_the_way``, of those that the same user or key has defined."""
+        daemon = self._applier.daemon
+        assert daemon.define is not None, "a reload does not change it"
+        rings = {number: one.ring_bytes for number, one in self._applier.streams.items()}
+        own = [one for one in self._defined.values() if one.owner.owner == owner]
+        idle = sorted((one for one in own if one.keep_s is not None and self._is_idle(one)), key=lambda one: one.read_s)
+        ending: list[_Serving] = []
+        while True:
+            kept = [one for one in own if one not in ending]
+            kept_bytes = sum(rings[one.number] for one in kept)
+            if len(kept) < daemon.define.streams_max and kept_bytes + need_bytes <= daemon.defined_bytes:
+                return ending
+            if not idle:
+                return ErrorCode.DEFINITION_REFUSED, (
+                    f"{owner} has defined {len(kept)} of up to {daemon.define.streams_max} streams (streams_max in "
+                    f"[daemon.define]), with {round_bytes(kept_bytes, ceil)} of {round_bytes(daemon.defined_bytes, floor)} for "
+                    f"rings (memory), and this one needs {round_bytes(need_bytes, ceil)}; close some, and remove what is kept: "
+                    "`batchd streams remove NAME`"
+                )
+            ending.append(idle.pop(0))
+
+    def _make_room(self, asked: SubscriptionAsked, ending: list[_Serving], need_bytes: int) -> Refusal | None:
         """End idle streams for another one; why there is no room for it, or not yet."""
-        ending = self._in_the_way(asked)
-        if not isinstance(ending, list):
-            return ending
         limit_bytes = self._applier.daemon.derived_bytes
         rings = {number: one.ring_bytes for number, one in self._applier.streams.items() if one.is_derived}
         idle = [stream for stream in self._derived.values() if self._is_idle(stream)]
-        kept_bytes = sum(rings[stream.number] for stream in self._derived.values() if stream not in ending)
+        kept: list[_Serving] = [*self._derived.values(), *self._defined.values()]
+        kept_bytes = sum(rings[stream.number] for stream in kept if stream not in ending)
         for stream in idle:
             if need_bytes + kept_bytes > limit_bytes and stream not in ending:
                 ending.append(stream)
                 kept_bytes -= rings[stream.number]
         if need_bytes + kept_bytes > limit_bytes:
-            return ErrorCode.SETTINGS_REFUSED, (
+            return _code(asked), (
                 f"need {round_bytes(need_bytes, ceil)} for its ring, have {round_bytes(limit_bytes - kept_bytes, floor)} beside "
                 "those of derived streams that are read; close one, set memory to less, or have the operator raise "
                 "derive_memory in [daemon]"
             )
-        for stream in ending:
-            self._end(stream)
+        for one in ending:
+            self._end(one)
         if need_bytes + sum(rings.values()) > limit_bytes:
             return (
                 ErrorCode.RING_BUSY,
@@ -206,7 +338,7 @@ class Deriver:
             )
         return None
 
-    def _is_idle(self, stream: _Derived) -> bool:
+    def _is_idle(self, stream: _Serving) -> bool:
         """True if nobody reads it; one that was just added is about to be read."""
         known = self._applier.state.streams.get(stream.number)
         return known is not None and not known.delivery.subscriptions
@@ -216,6 +348,8 @@ class Deriver:
         ended = [key for key, stream in self._derived.items() if stream.number not in self._applier.derived]
         for key in ended:
             del self._derived[key]
+        for name in [name for name, stream in self._defined.items() if stream.number not in self._applier.derived]:
+            del self._defined[name]
 
     # --- the process ------------------------------------------------------------------------------
 
@@ -223,17 +357,27 @@ class Deriver:
         """Have the next request worked out, if the process is free."""
         while self._waiting and (self._process is None or self._process.asked is None):
             asked = self._waiting.popleft()
-            base = self._applier.state.numbers.get(asked.stream)
-            if self._doors.of(asked.session) is None:
+            base, door = self._applier.state.numbers.get(asked.stream), self._doors.of(asked.session)
+            if door is None:
                 continue
-            if base is None or (base, asked.settings) in self._derived:
+            identity = door.identity(asked.session)
+            known = self._defined.get(asked.stream)
+            if asked.defines and known is not None:
+                is_done = known.table == asked.defines or known.owner.owner != identity.owner
+            else:
+                is_done = not asked.defines and (base is None or (base, asked.settings) in self._derived)
+            if is_done:
                 self._applier.enqueue(asked)
                 continue
             try:
                 process = self._process or self._start()
-                self._send(process, asked, self._applier.streams[base])
+                if asked.defines:
+                    self._send_definition(process, asked, identity)
+                else:
+                    assert base is not None, "it is known"
+                    self._send(process, asked, identity, self._applier.streams[base])
             except OSError as error:
-                self._refuse(asked, (ErrorCode.SETTINGS_REFUSED, f"the process that works it out failed: {error}"))
+                self._refuse(asked, (_code(asked), f"the process that works it out failed: {error}"))
             else:
                 process.asked, process.since_s = asked, monotonic()
 
@@ -245,7 +389,21 @@ class Deriver:
         failpoints.passing("daemon.deriving")
         return process
 
-    def _send(self, process: _DerivingProcess, asked: SubscriptionAsked, base: ServedStream) -> None:
+    def _send_definition(self, process: _DerivingProcess, asked: SubscriptionAsked, identity: Identity) -> None:
+        """Send a request. Raises ``OSError``."""
+        request = DefineRequest(
+            daemon=self._applier.daemon.model_dump(mode="json"),
+            stream=asked.stream,
+            table=asked.defines.decode(errors="replace"),
+            identity=identity,
+            modules={name: digest for name, (digest, _folders) in self._applier.imported.items()},
+        )
+        with _in_memory(request) as memory:
+            send_message(process.channel, DefineStream(), (memory,))
+
+    def _send(
+        self, process: _DerivingProcess, asked: SubscriptionAsked, identity: Identity, base: ServedStream
+    ) -> None:
         """Send a request. Raises ``OSError``."""
         card = json.loads("".join(base.facts.card.configuration))
         caches = {one.cache.spec.key for one in self._applier.streams.values() if one.cache is not None}
@@ -256,11 +414,10 @@ class Deriver:
             modules=dict(base.message.recipe.modules),
             settings=asked.settings,
             caches=sorted(caches),
+            identity=identity,
         )
-        with os.fdopen(os.memfd_create("batchd-derive", os.MFD_CLOEXEC), "w+b") as memory:
-            memory.write(json.dumps(to_plain(request)).encode("ascii"))
-            memory.seek(0)  # the process reads on where this file is
-            send_message(process.channel, DeriveStream(), (memory.fileno(), base.index_descriptor))
+        with _in_memory(request) as memory:
+            send_message(process.channel, DeriveStream(), (memory, base.index_descriptor))
 
     def _receive(self, process: _DerivingProcess) -> None:
         """Take the answer, or the end of the process."""
@@ -278,16 +435,16 @@ class Deriver:
         assert isinstance(answer, StreamDerived)
         asked, process.asked, process.since_s = process.asked, None, monotonic()
         if descriptors and asked is not None:
-            self._derive(asked, *descriptors)
+            (self._define if asked.defines else self._derive)(asked, *descriptors)
         elif asked is not None:
-            self._refuse(asked, (ErrorCode.SETTINGS_REFUSED, answer.problem))
+            self._refuse(asked, (_code(asked), answer.problem))
         self._begin()
 
     def _lose(self, process: _DerivingProcess, reason: str) -> None:
         """The process has ended, or shall: refuse what it has worked on."""
         self._stop(process)
         if process.asked is not None:
-            self._refuse(process.asked, (ErrorCode.SETTINGS_REFUSED, reason))
+            self._refuse(process.asked, (_code(process.asked), reason))
         self._begin()
 
     def _stop(self, process: _DerivingProcess) -> None:
@@ -319,7 +476,8 @@ class Deriver:
             stream.close()
             self._applier.enqueue(asked if same is None else _of(same, asked))
             return
-        refusal = self._make_room(asked, stream.ring_bytes)
+        ending = self._in_the_way(asked)
+        refusal = self._make_room(asked, ending, stream.ring_bytes) if isinstance(ending, list) else ending
         if refusal is not None:
             stream.close()
             self._refuse(asked, refusal)
@@ -337,14 +495,63 @@ class Deriver:
         failpoints.passing("daemon.derived")
         self._applier.enqueue(_of(derived, asked))
 
-    def _is_same(self, one: _Derived, base: int | None, stream: ServedStream) -> bool:
-        return one.base == base and self._applier.streams[one.number].facts.signature == stream.facts.signature
+    def _define(self, asked: SubscriptionAsked, facts: int, index: int) -> None:
+        """Serve what was worked out, and let the core have who asked."""
+        with os.fdopen(facts, "rb") as document:
+            plain = json.loads(document.read())
+        stream, door = stream_from(0, plain, [index]), self._doors.of(asked.session)
+        identity = None if door is None else door.identity(asked.session)
+        refusal = self._refusal_of_definition(asked, identity)
+        known = self._defined.get(asked.stream)
+        if refusal is None and known is not None and self._has_content(known.number, stream):
+            stream.close()
+            self._applier.enqueue(self._of_defined(known, asked))
+            return
+        if refusal is None and identity is not None:
+            refusal = self._serve_defined(asked, identity, stream)
+        if refusal is not None:
+            self._refuse(asked, refusal)
+        if refusal is not None or identity is None:
+            stream.close()
 
-    def _end(self, stream: _Derived) -> None:
-        """Serve it no more; nobody reads it."""
+    def _serve_defined(self, asked: SubscriptionAsked, identity: Identity, stream: ServedStream) -> Refusal | None:
+        """Take a stream into service, if there is room; or why not."""
+        name, owner = asked.stream, identity.owner
+        before = self._defined.get(name)
+        if before is not None and not self._is_idle(before):
+            text = f"you have defined stream {name!r} with another table, and it is read: take another name, or end its trainers"
+            return ErrorCode.DEFINITION_REFUSED, text
+        if before is not None:
+            self._end(before)
+        ending = self._own_in_the_way(owner, stream.ring_bytes)
+        refusal = self._make_room(asked, ending, stream.ring_bytes) if isinstance(ending, list) else ending
+        if refusal is not None:
+            return refusal
+        try:
+            number = self._applier.add(stream, name, 0, "", owner)
+        except OSError as error:
+            return ErrorCode.DEFINITION_REFUSED, f"there is no memory for it: {error}"
+        defined = _Defined(number, name, identity, asked.defines, asked.keep_s, monotonic())
+        self._defined[name] = defined
+        self._say("stream defined", asked.session, stream=name, owner=owner)
+        failpoints.passing("daemon.defined")
+        self._applier.enqueue(self._of_defined(defined, asked))
+        return None
+
+    def _is_same(self, one: _Derived, base: int | None, stream: ServedStream) -> bool:
+        return one.base == base and self._has_content(one.number, stream)
+
+    def _has_content(self, number: int, stream: ServedStream) -> bool:
+        return self._applier.streams[number].facts.signature == stream.facts.signature
+
+    def _end(self, stream: _Serving) -> None:
+        """Serve it no more."""
         self._applier.remove(stream.number)
         self._forget_ended()
-        self._say("derived stream ended", 0, stream=stream.name)
+        if isinstance(stream, _Defined):
+            self._say("defined stream ended", 0, stream=stream.name, owner=stream.owner.owner)
+        else:
+            self._say("derived stream ended", 0, stream=stream.name)
 
     def _say(self, text: str, session: int, **facts: str) -> None:
         peer = self._doors.peer(session)
@@ -353,6 +560,19 @@ class Deriver:
 
     def _refuse(self, asked: SubscriptionAsked, refusal: Refusal) -> None:
         self._doors.send(asked.session, Refused(asked.request, 0, *refusal))
+
+
+@contextmanager
+def _in_memory(request: DeriveRequest | DefineRequest) -> Iterator[int]:
+    """A request as a file, until it is sent."""
+    with os.fdopen(os.memfd_create("batchd-derive", os.MFD_CLOEXEC), "w+b") as memory:
+        memory.write(json.dumps(to_plain(request)).encode("ascii"))
+        memory.seek(0)  # the process reads on where this file is
+        yield memory.fileno()
+
+
+def _code(asked: SubscriptionAsked) -> ErrorCode:
+    return ErrorCode.DEFINITION_REFUSED if asked.defines else ErrorCode.SETTINGS_REFUSED
 
 
 def _of(stream: _Derived, asked: SubscriptionAsked) -> SubscriptionAsked:

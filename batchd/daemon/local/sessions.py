@@ -165,8 +165,9 @@ class LocalDoor(Door):
     def identity(self, session: int) -> Identity:
         """The user at the other end and its groups, as they were when it connected."""
         lifeline = self._by_number[session].lifeline
-        credentials = credentials_of(lifeline)
-        return Identity(credentials.user, frozenset(groups_of(lifeline, credentials)))
+        credentials = _pid, user, group = credentials_of(lifeline)
+        others = groups_of(lifeline, credentials) - {group}
+        return Identity(user, (group, *sorted(others)), is_operator=is_ours(user))
 
     def trainers(self) -> list[Session]:
         """Trainers that have sent ``Hello`` and were not disconnected."""

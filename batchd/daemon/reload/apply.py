@@ -102,7 +102,8 @@ class ReloadApplier:
     last_number: int
     imported: Code
     derived: dict[int, int] = field(default_factory=dict)
-    """Numbers of derived streams in service, and of those that they are derived from."""
+    """Numbers of derived streams in service, and of those that they are derived from; 0 of those
+    that are defined."""
     _numbers: dict[str, int] = field(init=False)
     """Streams after the last reload; the core may not have handled it when the next one begins."""
 
@@ -209,20 +210,24 @@ class ReloadApplier:
         replaced = [number for name, number in before.items() if name in names]
         removed = [number for name, number in before.items() if name not in names and name not in document.same]
         for number, base in list(self.derived.items()):  # their trainers ask again
-            for ending in (replaced, removed):
-                if base in ending:
-                    ending.append(number)
-                    self.derived.pop(number, None)
+            if base in removed:
+                removed.append(number)
+            elif base in replaced or self.streams[number].name in names:
+                replaced.append(number)
+            else:
+                continue
+            del self.derived[number]
         kept = {name: number for name, number in before.items() if name in document.same}
         self._numbers = kept | {stream.name: stream.number for stream in made}
         self._limit(document, sum(self.state.streams[number].delivery.ring.made for number in kept.values()))
         self._reconfigure(made, removed, replaced, renews_workers=renews_workers)
 
-    def add(self, derived: ServedStream, name: str, base: int, settings: str) -> int:
-        """Serve a stream derived from ``base`` under a name; its number. Raises ``OSError``."""
-        stream = derived.named(name, self.last_number + 1, settings)
+    def add(self, derived: ServedStream, name: str, base: int, settings: str, owner: str = "") -> int:
+        """Serve a stream derived from ``base``, or defined; its number. Raises ``OSError``."""
+        stream = derived.named(name, self.last_number + 1, settings, owner)
         stream.provide_cache(self.streams.values())
         self.last_number += 1
+        self.imported.update(code_in([stream]))
         self.streams[stream.number] = stream
         self.derived[stream.number] = base
         if self.daemon.tcp is not None:

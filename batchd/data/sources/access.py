@@ -9,6 +9,7 @@ folder here.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,7 +26,11 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY
 
 def access_of_source(source: SourceOptions) -> Access:
     """What is needed for a source that has no parts."""
-    places = _places(source)
+    return access_of_places(_places(source))
+
+
+def access_of_places(places: Sequence[Path]) -> Access:
+    """What is needed for files and folders, and all below them."""
     ports = {port for place in places if isinstance(place, Url) for port in _ports(str(place))}
     here = {os.path.realpath(place) for place in places if not isinstance(place, Url)}
     return NOTHING.joined(Access([*here], [*ports], any_port=False, write=[]))

@@ -61,6 +61,8 @@ class Storage:
     def __init__(self, limits: values.StorageLimits = values.USUAL_LIMITS, *, encloses: bool = True) -> None:
         self.limits = limits
         self.encloses = encloses
+        self.scans_here = False
+        """Whether a damaged file may end this process, so that it scans every source itself."""
         self.local = LocalFiles()
         self.remote = RemoteFiles(self)
         self.as_of_ns = 0

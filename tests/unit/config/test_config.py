@@ -88,6 +88,7 @@ def test_flags_override_the_environment_and_that_overrides_the_file(tmp_path: Pa
 
 def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
     """No key of [daemon] can be set only in the file."""
+    rest = {"roots": (), "code": False, "streams_max": 8, "memory": None}
     given = {
         "runtime_dir": ("/tmp/x", Path("/tmp/x")),
         "tcp": ("[::1]:7070", "[::1]:7070"),
@@ -114,6 +115,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
             "{a = {weight = 2.0}}",
             {"a": {"weight": 2.0, "users": (), "groups": (), "keys": (), "sessions_max": None}},
         ),
+        "define": ('{ who = ["key:a"], what = "derived" }', {**rest, "who": ("key:a",), "what": "derived"}),
         "sandbox": ("on", "on"),
         "writable_slots": ("true", True),
         "worker_address": ("127.0.0.1:7072", "127.0.0.1:7072"),

@@ -13,6 +13,7 @@ from batchd.config.tree import DaemonConfig
 from batchd.core.events import SubscriptionAsked
 from batchd.daemon.derive import requests as derive
 from batchd.daemon.derive.messages import TO_DERIVING, StreamDerived
+from batchd.daemon.identity import Identity
 from batchd.runtime.children import Child
 from batchd.runtime.poller import Poller
 from batchd_wire.channel import receive_message, send_message
@@ -52,8 +53,9 @@ class Deriving:
         )
         monkeypatch.setattr(derive, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(derive, "start_linked", lambda *_words, **_options: self._start())
+        door = SimpleNamespace(identity=lambda _session: Identity())
         doors: Any = SimpleNamespace(
-            of=lambda session: session if session in self.sessions else None,
+            of=lambda session: door if session in self.sessions else None,
             send=lambda session, message: self.refused.append((session, message.error, message.text)),
         )
         self.deriver = derive.Deriver(self.poller, self.applier, doors)

@@ -51,6 +51,7 @@ def test_the_schema_names_every_key_with_its_meaning() -> None:
     tables = {
         "DaemonConfig",
         "StreamConfig",
+        "DefineConfig",
         "BlockShuffle",
         "Bucket",
         "Erasing",
