@@ -44,7 +44,6 @@ FIELDS = {
     "sft": {"tokens": (4096,), "loss_mask": (4096,), "position_ids": (4096,)},
     "llava": {"tokens": (4096,), "images": (16384, 588), "images_positions": (16384, 2), "images_segments": (16384,)},
     "pairs": {"chosen": (23,), "chosen_mask": (23,), "rejected": (23,), "rejected_mask": (23,)},
-    "text": {"tokens": (256,), "label": ()},
     "lines": {"tokens": (5,), "tokens_length": (), "id": ()},
     "segments": {"audio": (1001, 80), "audio_length": (), "label": ()},
     "recognition": {"tokens": (512,), "audio_length": ()},
@@ -140,7 +139,6 @@ def data(tmp_path_factory) -> Path:
     write_llava(root)
     write_parquet(root / "preferences" / "a.parquet", {"chosen": [chat] * SAMPLES, "rejected": [chat] * SAMPLES})
     save(word_level(), root)
-    write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
     line = json.dumps({"text": "the red cat", "meta": {"id": 7}}) + "\n"
     for folder in ("texts", "code"):
         (root / folder).mkdir()
@@ -195,7 +193,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 34
+    assert len(RECIPES) == 30
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
