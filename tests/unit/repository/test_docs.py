@@ -19,8 +19,12 @@ import pytest
 from batchd.cli.main import cli
 from batchd.config import schema
 from batchd.config.load import read_config
+from batchd.data.pipeline.effects import StepInvalid
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.sources.interface import kind_of
 from batchd.data.sources.options import SOURCE_KINDS
-from batchd.errors import EXIT_CODE_MEANINGS
+from batchd.data.storage.access import Storage
+from batchd.errors import EXIT_CODE_MEANINGS, SourceInvalid
 from batchd.observe.diagnosis import verdicts
 from batchd_client import errors
 from batchd_wire.codes import ErrorCode
@@ -501,11 +505,36 @@ def test_every_configuration_on_a_page_is_valid(name, tmp_path):
         assert not wrong_with(text, tmp_path), f"{name}:{number}"
 
 
+def misfits(text, tmp_path):
+    """Steps that do not fit the fields of their source, where the configuration tells these."""
+    file = tmp_path / "batchd.toml"
+    file.write_text(text)
+    config = read_config(file, environment={}).config
+    for stream in config.streams.values() if config is not None else ():
+        try:
+            columns = kind_of(stream.source).columns(stream.source, Storage())
+            sample_fields(columns, stream.pipeline, stream.on_error)
+        except StepInvalid as error:
+            yield str(error)
+        except SourceInvalid:  # its files tell
+            pass
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_steps_on_a_page_fit_their_fields(name, tmp_path):
+    """A stream that is copied from a page can be served."""
+    for number, text in blocks(name, "toml"):
+        assert list(misfits(text, tmp_path)) == [], f"{name}:{number}"
+
+
 def test_problems_of_a_configuration_are_found(tmp_path):
     """They are unknown keys, also in a part of a configuration, and invalid values."""
     assert "bath_size" in str(wrong_with("[streams.a]\nbath_size = 1\n", tmp_path))
     assert "sise" in str(wrong_with('pipeline = [ { op = "resize", sise = [1, 1] } ]', tmp_path))
     assert wrong_with("[daemon]\nworkers = -1\n", tmp_path)
+    source = 'source = { type = "csv", path = "a.csv", fields = { x = "int64" } }'
+    stream = f'[streams.a]\nbatch_size = 1\n{source}\npipeline = [ {{ op = "decode", field = "picture" }} ]'
+    assert "picture" in "".join(misfits(stream, tmp_path))
 
 
 @pytest.mark.parametrize("name", PAGES)
