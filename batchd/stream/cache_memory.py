@@ -26,8 +26,7 @@ from batchd.data.pipeline.options import CONTENT_VERSION, step_to_plain
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.samples.kept_files import POINTS_VERSION
-from batchd.data.sources.cache.keyed import places_of
-from batchd.data.sources.cache.memory import CacheForm, CacheHeader
+from batchd.data.sources.cache.memory import CacheForm, CacheHeader, places_of
 from batchd.data.sources.options import source_to_plain
 from batchd.data.storage.index import SourceIndex
 from batchd.errors import SourceInvalid

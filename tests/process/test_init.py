@@ -512,6 +512,11 @@ def test_what_cannot_be_served_is_said(data: Path) -> None:
         f"batchd: there is no file or folder {data}s; did you mean {data}?; name the folder or file that has the data\n"
     )
 
+    (data / "chats.json").write_text('[{"id": 1}]')
+    assert refused(data / "chats.json").endswith(
+        "chats.json is a list, and batchd reads records of JSON one a line: jq -c '.[]' FILE > NEW.jsonl\n"
+    )
+    (data / "chats.json").unlink()
     (data / "a.xyz").write_text("x")
     text = refused(data)
     assert "has no files that batchd recognises, but 1 .xyz (a.xyz)\n" in text

@@ -17,15 +17,8 @@ from batchd.data.sources.cache.memory import SampleCache
 
 RECORD_BYTES_MAX = 64 << 20
 """Of one file: the packets of some 30 hours of video."""
-_PLACES_OF_SAMPLE = 2
-_PLACES_MIN = 64
 _TRIED_MAX = 16
 """Places at which a key is looked for."""
-
-
-def places_of(samples: int) -> int:
-    """How many places the cache of a source with so many samples has."""
-    return max(_PLACES_MIN, _PLACES_OF_SAMPLE * samples)
 
 
 class KeyedCache:

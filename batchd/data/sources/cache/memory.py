@@ -56,7 +56,13 @@ _HEAD = np.dtype([("sample", "<u8"), ("facts_bytes", "<u4"), ("values_bytes", "<
 """As ``_RECORD``."""
 COPIED_TWICE_BYTES_MAX = 4096
 """Rows up to this size are copied all together by numpy, by way of an array of its own."""
+_PLACES_OF_SAMPLE, _PLACES_MIN = 2, 64
 _NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG}
+
+
+def places_of(samples: int) -> int:
+    """How many entries a cache has whose records are of files, by keys: see ``cache.keyed``."""
+    return max(_PLACES_MIN, _PLACES_OF_SAMPLE * samples)
 
 
 class CacheForm(NamedTuple):

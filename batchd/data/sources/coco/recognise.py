@@ -29,7 +29,11 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     names = recognise.of_kind(files, CocoSource)
     documents = [name for name in names[: recognise.LOOKED_AT] if _is_coco(files.root / os.fsdecode(name), survey)]
     if not documents:
-        raise SourceInvalid(f"{files.root / readable(names[0])}: no JSON of COCO, with images and annotations")
+        path = files.root / os.fsdecode(names[0])
+        why = "is no JSON of COCO, with images and annotations"
+        if _start(path, survey).lstrip().startswith(b"["):
+            why = "is a list, and batchd reads records of JSON one a line: jq -c '.[]' FILE > NEW.jsonl"
+        raise SourceInvalid(f"{files.root / readable(names[0])} {why}")
     best = [name for name in documents if _INSTANCES in name] or [name for name in documents if _KEYPOINTS in name]
     chosen, others = recognise.training_part(best or documents, files.part)
     if len(chosen) > 1:
@@ -55,10 +59,14 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
 
 def _is_coco(path: Path, survey: Survey) -> bool:
     """True for a JSON as COCO has it, by its first bytes."""
-    with survey.open(path) as stream:
-        data = stream.read(_START_BYTES)
+    data = _start(path, survey)
     has_images = b'"images"' in data and b'"file_name"' in data
     return has_images or (b'"annotations"' in data and b'"image_id"' in data)
+
+
+def _start(path: Path, survey: Survey) -> bytes:
+    with survey.open(path) as stream:
+        return stream.read(_START_BYTES)
 
 
 def _first(path: Path, survey: Survey) -> tuple[str, bool]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from batchd.data.sources.cache import keyed
-from batchd.data.sources.cache.keyed import KeyedCache, places_of
+from batchd.data.sources.cache.keyed import KeyedCache
+from batchd.data.sources.cache.memory import places_of
 from batchd.data.sources.cache.reader import open_cache
 from batchd.stream.cache_file import CacheOnDisk
 from batchd.stream.cache_memory import CacheMemory, CacheSpec
