@@ -7,8 +7,10 @@
                 16 kHz and resampled from 44.1 kHz, beside torchaudio and Lhotse in such workers
     values      log-mel values that depend on the processor's instructions, of 10**6; how far they
                 are from float64 by numpy, and from torchaudio
-    memory      memory of a worker without its slots: clips, and segments of a FLAC of ten hours
-                beside those of six minutes; a header that announces 10**9 samples
+    filters     of sound at another rate: what passes, and what aliases
+    memory      memory of a worker without its slots: clips in order, which keeps no frames for
+                others; clips shuffled; segments of a FLAC of ten hours beside those of six minutes;
+                a header that announces 10**9 samples
     robots      samples/s of frames of robots' episodes: four cameras of 640 x 480 with two frames
                 each, in AV1 as LeRobot writes it, shuffled, beside LeRobot's own loader
 
@@ -53,7 +55,10 @@ PATIENCE = 5
 """Four DataLoaders decode eight batches of clips on two cores before the first one is there."""
 SOUND_PEERS = "torchaudio", "lhotse"
 VALUES = 1_000_000
-MEMORY_BATCHES, MEMORY_TARGET_MIB, FLAT_MIB = 60, 60.0, 2.0
+PASSED_DB, EDGE = 0.1, 2000
+ALIASES = (1.001, 1.01, 1.03, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.3, 2.6)
+"""Of half of the rate afterwards."""
+MEMORY_BATCHES, MEMORY_TARGET_MIB, FLAT_MIB = 96, 60.0, 2.0
 MIB = 1 << 20
 DAEMON = """
 [daemon]
@@ -72,6 +77,7 @@ def run(bench: Bench) -> None:
         _write_sound(data / str(rate), HOUR_S, rate)
     _write_videos(data / "clips")
     _kernels(bench, data)
+    _filters(bench)
     _memory(bench, data)
     LOG.parent.mkdir(parents=True, exist_ok=True)
     for peers, parts in {PEERS: (_clips, _sound_beside_peers, _torchaudio_values), ROBOTS: (_lerobot,)}.items():
@@ -250,6 +256,26 @@ def _kernels(bench: Bench, data: Path) -> None:
     bench.report(Figure("media-log-mel-from-float64", float(np.abs(vectors - exact).max()), "<=", 1e-6, 8))
 
 
+def _filters(bench: Bench) -> None:
+    """Tones at shares of half of the lower rate, from 44.1 to 16 kHz."""
+    for quality, damped_db in (("high", 120), ("fast", 80)):
+        gains = {share: _gain_db(share, quality) for share in (*np.arange(0.5, 1, 0.005), *ALIASES)}
+        passed = max(share for share, gain in gains.items() if abs(gain) < PASSED_DB)
+        loudest = max(gains[share] for share in ALIASES)
+        print(
+            f"resampling, {quality}: within {PASSED_DB} dB up to {passed:.3f}; the loudest alias has {loudest:.0f} dB"
+        )
+        bench.report(Figure(f"media-alias-{quality}-db", loudest, "<=", -damped_db, 1))
+
+
+def _gain_db(share: float, quality: str) -> float:
+    """The loudness of a tone of one second after it was resampled."""
+    from_rate, to_rate = max(FILE_RATES), min(FILE_RATES)
+    tone = np.sin(np.pi * share * to_rate / from_rate * np.arange(from_rate)).astype(np.float32)
+    made = resample.resample(tone[:, np.newaxis], from_rate, to_rate, 0, 0, to_rate, quality)
+    return float(10 * np.log10(2 * np.mean(made[EDGE:-EDGE].astype(np.float64) ** 2) + 1e-30))
+
+
 def _exact(wave: NDArray[np.float32]) -> NDArray[np.float64]:
     """The same by numpy's FFT and a whole matrix of triangles, in float64."""
     length, hop, bands = media_side.N_FFT, media_side.HOP, media_side.BANDS
@@ -295,10 +321,12 @@ def _memory(bench: Bench, data: Path) -> None:
             ("sound", media_side.sound(short)),
             ("ten hours", media_side.sound(long)),
             ("clips", media_side.clips(data, "clips")),
+            ("clips in order", media_side.clips(data, "in order")),
         )
     }
     print("MiB of a worker without slots:", {name: round(mib, 1) for name, mib in found.items()})
     bench.report(Figure("media-sound-worker-mib", found["sound"], "<=", MEMORY_TARGET_MIB, 1))
+    bench.report(Figure("media-clips-in-order-worker-mib", found["clips in order"], "<=", MEMORY_TARGET_MIB, 1))
     kept = SHARED_BYTES_MAX / MIB  # of frames, for clips to come
     bench.report(Figure("media-clips-worker-mib", found["clips"], "<=", MEMORY_TARGET_MIB + kept, 1))
     bench.report(Figure("media-ten-hours-more-mib", found["ten hours"] - found["sound"], "<=", FLAT_MIB, 1))
