@@ -270,9 +270,12 @@ class SndFileSound:
                 before -= len(part)
             while done < count:
                 room = made[done : done + BLOCK_SAMPLES]
-                if is_mixed or is_int16:
+                if is_mixed:
                     part = self._file.read(len(room), "int16" if is_int16 else "float64", always_2d=True)
-                    room[: len(part)] = mixed(part) if is_mixed else part * INT16_STEP
+                    room[: len(part)] = mixed(part)
+                elif is_int16:
+                    part = self._file.read(len(room), "int16", always_2d=True)
+                    np.multiply(part, INT16_STEP, out=room[: len(part)])
                 else:
                     part = self._file.read(out=room)
                 if not len(part):

@@ -39,6 +39,8 @@ _PHASES: Final = 1024
 """Places between two samples of the higher rate that have weights of their own, at most; those
 between two of them are interpolated, within 2e-6 of the weight in the middle."""
 _LANES: Final = 16
+_CACHE_LINE: Final = 64
+"""Bytes. A vector of AVX-512 has as many: one across two lines is read twice."""
 _BLOCK: Final = 1024
 
 
@@ -94,14 +96,14 @@ def resample(  # noqa: PLR0913, PLR0917  two rates, three places
     assert max(from_rate, to_rate) <= RATIO_MAX * min(from_rate, to_rate), f"{from_rate} to {to_rate} Hz"
     if from_rate == to_rate and 0 <= start - first_in <= len(wave) - count:
         return wave[start - first_in :][:count]
-    made = np.zeros((count, wave.shape[1]), np.float32)
     if from_rate == to_rate:
+        made = np.zeros((count, wave.shape[1]), np.float32)
         first, end = max(start, first_in), min(start + count, first_in + len(wave))
         made[first - start : max(first, end) - start] = wave[first - first_in : max(first, end) - first_in]
         return made
     common = gcd(from_rate, to_rate)
     up, down = to_rate // common, from_rate // common
-    weights = kernel(up, down, quality)
+    weights, made = kernel(up, down, quality), np.empty((count, wave.shape[1]), np.float32)
     if IS_BUILT:
         _sound.resample(np.ascontiguousarray(wave), made, weights, up, down, first_in, start)
     else:
@@ -127,8 +129,12 @@ def kernel(up: int, down: int, quality: str = HIGH) -> Numbers:
     window = np.where(inside > 0, bessel(np.maximum(inside, 0.0) * (beta * beta / 4)), 0.0)
     weights = np.where(at_middle, 2 * np.pi, sinc) * window
     weights /= np.array([fsum(row) for row in weights])[:, np.newaxis]
-    weights.flags.writeable = False
-    return weights
+    memory = np.empty(weights.nbytes + _CACHE_LINE, np.uint8)
+    memory = memory[-memory.ctypes.data % _CACHE_LINE :][: weights.nbytes]
+    aligned = memory.view(np.float64).reshape(weights.shape)
+    aligned[:] = weights
+    aligned.flags.writeable = False
+    return aligned
 
 
 def _resample(  # noqa: PLR0913, PLR0917  what the extension takes
