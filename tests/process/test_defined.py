@@ -5,18 +5,24 @@ import os
 import pwd
 import sys
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
 import batchd_client
+from batchd.runtime.keys import KeyDirectory
 from batchd_client.errors import DefinitionRefused, SettingsInvalid, StreamUnknown
+from batchd_wire.keys import connection_file_text
+from support.commands import batchd as command
 from support.expected import Expected
 from support.images import write_photos
+from support.network import free_port
 from support.seen import see
-from support.settings import PIPELINE, folder_stream
+from support.settings import PIPELINE, SLOT_BYTES, folder_stream
 from support.waiting import wait_until
 
 
@@ -98,25 +104,24 @@ def as_user(user):
 
 
 @pytest.fixture
-def users(serving, tmp_path):
+def users(serving):
     """Start a daemon of root that serves users of the group ML, and a folder for their data."""
-    data = tmp_path / "data"
-    write_photos(data / "open", {"cat": 4, "owl": 4}, height=40, width=40)
-    for folder in (tmp_path, *tmp_path.parents):
-        if not folder.stat().st_mode & 1:  # those of pytest are closed
-            folder.chmod(0o711)
+    with TemporaryDirectory(prefix="batchd-data-") as folder:  # pytest closes its own to others
+        data = Path(folder)
+        data.chmod(0o755)
+        write_photos(data / "open", {"cat": 4, "owl": 4}, height=40, width=40)
+        yield partial(_start_for_users, serving, data), data
 
-    def start(**options):
-        define = {"who": [f"group:{ML}"], "roots": [str(data)], **options.pop("define", {})}
-        daemon = serving(define=define, through=python_for_all(), **options)
-        daemon.runtime_dir.parent.parent.chmod(0o711)
-        daemon.runtime_dir.parent.chmod(0o711)
-        for path in (daemon.runtime_dir, *daemon.runtime_dir.glob("*.sock")):
-            os.chown(path, -1, ML)
-        daemon.runtime_dir.chmod(0o750)
-        return daemon
 
-    return start, data
+def _start_for_users(serving, data, **options):
+    define = {"who": [f"group:{ML}"], "roots": [str(data)], **options.pop("define", {})}
+    daemon = serving(define=define, through=python_for_all(), **options)
+    for folder in daemon.runtime_dir.parents[:2]:
+        folder.chmod(0o711)
+    for path in (daemon.runtime_dir, *daemon.runtime_dir.glob("*.sock")):
+        os.chown(path, -1, ML)
+    daemon.runtime_dir.chmod(0o750)
+    return daemon
 
 
 def connect_as(user, daemon):
@@ -250,3 +255,88 @@ def test_a_daemon_without_the_table_says_what_its_operator_has_to_write(start_da
         with pytest.raises(DefinitionRefused, match=r"a table \[daemon.define\] with who = .* and roots = "):
             connection.define("trial", folder_stream(photos))
         assert len(see(connection.stream("photos"), 1)) == 1
+
+
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_a_loop_goes_on_after_a_restart_of_the_daemon(serving, photos, how):
+    """The client defines the stream again, and gets the same batches."""
+    table = folder_stream(photos, seed=5)
+    daemon = serving()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.define("trial", table, epochs=2)
+        fingerprint, before = stream.fingerprint, see(stream, 2)
+        getattr(daemon, how)()
+        daemon.start()
+        rest = see(stream, 2)
+        assert stream.fingerprint == fingerprint
+        assert see(connection.define("trial", table), 4) == [*before, *rest]
+
+
+def test_batches_of_a_defined_stream_are_replayed_from_its_state(serving, photos, tmp_path):
+    """The card has the table; neither the daemon nor its file is needed."""
+    daemon = serving()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.define("trial", folder_stream(photos))
+        (batch,) = islice(stream, 1)
+        crc32 = batch.crc32()
+        file = tmp_path / "state.json"
+        file.write_text(json.dumps(stream.state_dict(card=True)))
+    daemon.terminate()
+    command("replay", "trial", "--card", file, "--back", "1", "--verify", f"{crc32:08x}")
+
+
+def test_streams_of_one_owner_have_limits_and_those_that_nobody_reads_make_room(serving, photos):
+    """What is read or kept stays; a table that differs takes the place of one that nobody reads."""
+    daemon = serving(define={"streams_max": 2, "memory": 24 * SLOT_BYTES}, memory="8MiB")
+    table = folder_stream(photos)
+    with batchd_client.connect(daemon.address) as connection:
+        first = connection.define("first", table, keep_s=600)
+        assert daemon.stream_status("first")["slots_max"] == 12
+        with pytest.raises(DefinitionRefused, match="'first' with another table, and it is read"):
+            connection.define("first", {**table, "seed": 3})
+        second = connection.define("second", table, keep=True)
+        with pytest.raises(DefinitionRefused, match=r"has defined 2 of up to 2 streams \(streams_max"):
+            connection.define("third", table)
+        second.close()
+        with pytest.raises(DefinitionRefused, match="has defined 2 of up to 2"):
+            connection.define("third", table)
+        first.close()
+        assert connection.define("first", {**table, "seed": 3}, keep_s=600).fingerprint != first.fingerprint
+        connection.define("third", {**table, "memory": 8 * SLOT_BYTES}, keep_s=0).close()
+        wait_until(lambda: served(daemon) == {"photos", "second"}, "the third has made room, and has ended")
+
+
+def test_over_tcp_the_key_is_the_owner_and_its_streams_end_with_it(serving, photos, tmp_path):
+    """A key that is not named defines nothing; a revoked one loses what it has defined."""
+    keys = KeyDirectory(tmp_path / "keys")
+    files = {name: tmp_path / f"{name}.key" for name in ("team", "other")}
+    for name, file in files.items():
+        file.touch(0o600)
+        file.write_text(connection_file_text(keys.new(name)))
+    daemon = serving(
+        define={"who": ["key:team"]}, tcp=f"127.0.0.1:{free_port()}", keys_dir=str(tmp_path / "keys"), derive=True
+    )
+    table = folder_stream(photos, seed=4)
+    with (
+        batchd_client.connect(daemon.tcp_address, key=str(files["team"]), reconnect_timeout_s=1) as team,
+        batchd_client.connect(daemon.tcp_address, key=str(files["other"])) as other,
+        batchd_client.connect(daemon.address) as here,
+    ):
+        stream = team.define("trial", table, keep=True)
+        assert see(stream, 2) == see(here.define("mine", table), 2)
+        with pytest.raises(DefinitionRefused, match="key:other may not define"):
+            other.define("trial-of-other", table)
+        with pytest.raises(StreamUnknown, match="key:team has defined"):
+            other.stream("trial")
+        assert {one["name"] for one in other.status()["streams"]} == {"photos"}
+        keys.trainers.path_of("team.key").unlink()
+        wait_until(lambda: served(daemon) == {"photos", "mine"}, "its streams have ended")
+
+
+def test_a_process_that_dies_over_a_table_is_an_error_of_who_sent_it(serving, photos):
+    """The next definition is worked out."""
+    daemon = serving(faults={"daemon.define.scan": "kill"})
+    with batchd_client.connect(daemon.address) as connection:
+        with pytest.raises(DefinitionRefused, match=r"has ended: signal 9 \(SIGKILL\)"):
+            connection.define("trial", folder_stream(photos))
+        assert len(see(connection.define("trial", folder_stream(photos)), 1)) == 1

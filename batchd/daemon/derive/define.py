@@ -37,6 +37,7 @@ from batchd.errors import (
     SourceInvalid,
     path_text,
 )
+from batchd.runtime import failpoints
 from batchd.runtime.rights import become
 from batchd.runtime.sandbox import enclose, unreadable_code, version
 from batchd.runtime.sizes import round_bytes
@@ -275,6 +276,7 @@ def _open(reading: LoadedConfig, config: Config, asked: DefineRequest, daemon: D
 
     with Storage(CHECK_LIMITS, encloses=daemon.encloses) as storage:
         storage.scans_here = True
+        failpoints.passing("daemon.define.scan")
         try:
             ring = plan_rings(whole, storage)[name]
             ring = replace(ring, slots_max=min(ring.slots_max, DERIVED_SLOTS_MAX))
