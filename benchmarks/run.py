@@ -25,6 +25,7 @@ BENCHMARKS = (
     "start",
     "sandbox",
     "shares",
+    "define",
     "plan",
     "memory",
     "observe",

@@ -46,6 +46,8 @@ COMMANDS = {
     "diff": "Say where the batches of two runs begin to differ, and why.",
     "prepare": "Run a pipeline once over a whole source, into shards on the disk.",
     "bad": "List the bad samples of a stream, with reasons.",
+    "define": "Define the streams of a file in a running daemon.",
+    "streams": "List the streams of a daemon, and remove defined ones.",
     "keys": "Make, list and revoke the keys of trainers on other hosts.",
 }
 """Every command in the order of the overview; ``batchd.cli.NAME`` has it as ``command``."""

@@ -53,6 +53,7 @@ from batchd_wire.messages import (
     AskBad,
     AskPlace,
     AskReload,
+    AskRemoval,
     AskStatus,
     Mismatched,
     Produce,
@@ -130,10 +131,10 @@ class SessionLog:
 
 @record
 class Query:
-    """A session's request that the core does not decide: a query, or a reload."""
+    """A session's request that the core does not decide: a query, a reload, or a removal."""
 
     session: int
-    message: AskStatus | AskBad | AskReload
+    message: AskStatus | AskBad | AskReload | AskRemoval
 
 
 @record
@@ -301,7 +302,7 @@ class Door(ABC):
                 return PlaceWithdrawn(session, message.stream)
             case Produce():
                 return ProducerAsked(session, message.request, message.stream)
-            case AskStatus() | AskBad() | AskReload():
+            case AskStatus() | AskBad() | AskReload() | AskRemoval():
                 return Query(session, message)
             case _:
                 return None

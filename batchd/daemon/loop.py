@@ -406,6 +406,10 @@ class Loop:
             return
         if isinstance(message, messages.AskBad):
             door.answer(query.session, self._bad_samples(message, query.session, is_remote=door.is_remote))
+        elif isinstance(message, messages.AskRemoval):
+            refusal = self.deriver.remove(query.session, message.stream)
+            removed = messages.Removed(message.request)
+            door.answer(query.session, messages.Refused(message.request, 0, *refusal) if refusal else removed)
         elif isinstance(message, messages.AskStatus):
             status = self._part_of_status(message, query.session, door)
             plain = self._whole_status(query.session, door, asked_s) if status is None else plain_status(status)

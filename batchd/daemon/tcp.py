@@ -314,7 +314,7 @@ class TcpDoor(TcpFront, Door):
             text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
             self._send(session, messages.Refused(message.request, 0, ErrorCode.KEY_REFUSED, text))
             return
-        if isinstance(message, messages.AskStatus | messages.AskBad) and not session.may_ask():
+        if isinstance(message, messages.AskStatus | messages.AskBad | messages.AskRemoval) and not session.may_ask():
             text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
             self._send(session, messages.Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
             return

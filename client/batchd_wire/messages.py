@@ -273,6 +273,14 @@ class AskReload(Message):
     keeps_trainers: bool = False
 
 
+@message(120)
+class AskRemoval(Message):
+    """Ask for the end of a defined stream, for its owner, root and the daemon's user."""
+
+    request: int
+    stream: str
+
+
 @message(40)
 class Produce(Message):
     """Become a producer of the stream named ``stream``."""
@@ -479,6 +487,13 @@ class Reloaded(Message):
     text: str
 
 
+@message(121)
+class Removed(Message):
+    """The answer to ``AskRemoval``: the stream ends, and its trainers with it."""
+
+    request: int
+
+
 @message(50)
 class Producing(Message):
     """The session is a producer of stream number ``stream``, whose mailbox has ``capacity`` places.
@@ -511,10 +526,22 @@ class PushTaken(Message):
 TO_DAEMON_LIFELINE = Vocabulary(Hello, AskWritable)
 TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, SlotsGone, MailboxShared, Refused)
 TO_DAEMON = Vocabulary(
-    Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad, AskReload, Produce, AskPlace, WithdrawAsk, Pushed
+    Open,
+    Subscribe,
+    Pull,
+    Mismatched,
+    Unsubscribe,
+    AskStatus,
+    AskBad,
+    AskReload,
+    AskRemoval,
+    Produce,
+    AskPlace,
+    WithdrawAsk,
+    Pushed,
 )
 TO_TRAINER = Vocabulary(
-    Opened, Subscribed, Handle, Handles, Refused, Status, BadSamples, Reloaded, Producing, PlaceLent, PushTaken
+    Opened, Subscribed, Handle, Handles, Refused, Status, BadSamples, Reloaded, Removed, Producing, PlaceLent, PushTaken
 )
-TO_DAEMON_REMOTE = Vocabulary(Greet, Join, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
-TO_TRAINER_REMOTE = Vocabulary(Greeted, Joined, Subscribed, Parcel, Refused, Status, BadSamples)
+TO_DAEMON_REMOTE = Vocabulary(Greet, Join, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad, AskRemoval)
+TO_TRAINER_REMOTE = Vocabulary(Greeted, Joined, Subscribed, Parcel, Refused, Status, BadSamples, Removed)

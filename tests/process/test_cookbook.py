@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import tomllib
 from itertools import islice
@@ -193,7 +194,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 30
+    assert len(RECIPES) == 31
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
@@ -228,10 +229,7 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
 @pytest.mark.thorough
 def test_a_sweep_is_four_streams_of_three_batch_sizes(data, start_daemon, monkeypatch) -> None:
     """The program of the page runs, with smaller batches; trainers of one augmentation share it."""
-    (section,) = re.findall(r"^## A sweep\n(.*?)^## ", TEXT, re.MULTILINE | re.DOTALL)
-    (recipe,), (program,) = (
-        re.findall(rf"^```{kind}\n(.*?)^```", section, re.MULTILINE | re.DOTALL) for kind in ("toml", "python")
-    )
+    recipe, program = recipe_and_program("A sweep")
     streams = tomllib.loads(placed(recipe, data))["streams"]
     streams["sweep"] |= {"batch_size": 8, "cache_memory": "16MiB"}
     daemon = start_daemon(streams, derive=True, memory="256MiB")
@@ -248,6 +246,36 @@ def test_a_sweep_is_four_streams_of_three_batch_sizes(data, start_daemon, monkey
     assert [samples for _name, samples, *_rest in trained] == [2, 4, 8] * 4
     assert len({fingerprint for *_rest, fingerprint in trained}) == 4
     assert {served for name, _samples, served, _fingerprint in trained if name == "plain"} == {"sweep"}
+
+
+def recipe_and_program(title: str) -> tuple[str, str]:
+    """The configuration and the program of a section."""
+    (section,) = re.findall(rf"^## {title}\n(.*?)^## ", TEXT, re.MULTILINE | re.DOTALL)
+    (recipe,), (program,) = (
+        re.findall(rf"^```{kind}\n(.*?)^```", section, re.MULTILINE | re.DOTALL) for kind in ("toml", "python")
+    )
+    return recipe, program
+
+
+@pytest.mark.thorough
+def test_a_trial_of_ones_own_is_defined(data, start_daemon, monkeypatch) -> None:
+    """The program of the page runs, with smaller batches, under the configuration above it."""
+    recipe, program = recipe_and_program("A trial of one's own")
+    whole = tomllib.loads(placed(recipe, data))
+    define = {**whole["daemon"]["define"], "who": [f"user:{os.geteuid()}"], "memory": "16MiB"}
+    whole["streams"]["shared"] |= {"batch_size": 8, "memory": "8MiB"}
+    daemon = start_daemon(whole["streams"], define=define, memory="256MiB")
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.address)
+    trained = {}
+
+    def train(name: str, stream: batchd_client.Stream) -> None:
+        (batch,) = islice(stream, 1)
+        trained[name] = batch["image"].shape
+
+    program = placed(program, data).replace('"batch_size": 512', '"batch_size": 4')
+    exec(compile(program, "cookbook.md", "exec"), {"train": train})
+
+    assert trained == {"small": (4, 96, 96, 3)}
 
 
 def first_shapes(connection: batchd_client.Daemon, name: str) -> dict[str, tuple[int, ...]]:

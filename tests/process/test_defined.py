@@ -9,20 +9,23 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 
 import numpy as np
 import pytest
 
 import batchd_client
 from batchd.runtime.keys import KeyDirectory
-from batchd_client.errors import DefinitionRefused, SettingsInvalid, StreamUnknown
+from batchd_client.asking import asking
+from batchd_client.errors import DefinitionRefused, PermissionDenied, SettingsInvalid, StreamRemoved, StreamUnknown
 from batchd_wire.keys import connection_file_text
+from batchd_wire.messages import AskRemoval, Removed
 from support.commands import batchd as command
 from support.expected import Expected
 from support.images import write_photos
 from support.network import free_port
 from support.seen import see
-from support.settings import PIPELINE, SLOT_BYTES, folder_stream
+from support.settings import PIPELINE, SLOT_BYTES, folder_stream, write_settings
 from support.waiting import wait_until
 
 
@@ -340,3 +343,33 @@ def test_a_process_that_dies_over_a_table_is_an_error_of_who_sent_it(serving, ph
         with pytest.raises(DefinitionRefused, match=r"has ended: signal 9 \(SIGKILL\)"):
             connection.define("trial", folder_stream(photos))
         assert len(see(connection.define("trial", folder_stream(photos)), 1)) == 1
+
+
+@as_root
+def test_commands_define_list_and_remove_streams(users, tmp_path):
+    """Problems of the file have their lines; only the owner and root remove a stream."""
+    start, data = users
+    daemon = start()
+    file = write_settings(tmp_path / "mine.toml", {"mine": folder_stream(data / "open")}, {})
+    assert "mine: 8 samples, fingerprint " in command("define", file, "--keep", address=daemon.address).stdout
+    shown = command("streams", "list", address=daemon.address).stdout
+    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
+        ["photos", "file", "0"],
+        ["mine", f"user:{pwd.getpwuid(os.geteuid()).pw_name}", "0"],
+    ]
+    (found,) = (one for one in json.loads(command("streams", "list", "--json", address=daemon.address).stdout)[1:])
+    assert (found["name"], found["trainers"]) == ("mine", 0)
+    with connect_as(ANNA, daemon) as anna:
+        stream = anna.define("hers", folder_stream(data / "open"), epochs=99)
+        see(stream, 1)
+        refused = pytest.raises(PermissionDenied, match=f"user:{ANNA} has defined")
+        with as_user(BEN), asking(daemon.address) as session, refused:
+            session.request(lambda request: AskRemoval(request, "hers"), Removed, monotonic() + 9)
+        command("streams", "remove", "hers", address=daemon.address)
+        with pytest.raises(StreamRemoved):
+            assert [see(stream, 1) for _epoch in range(98)]
+    command("streams", "remove", "mine", address=daemon.address)
+    assert "file" in command("streams", "remove", "photos", address=daemon.address, status=1).stderr
+    wait_until(lambda: served(daemon) == {"photos"}, "they are gone")
+    file.write_text(file.read_text().replace("batch_size", "batch_sise"))
+    assert "batch_size" in command("define", file, address=daemon.address, status=2).stderr

@@ -59,7 +59,7 @@ LINE_CHARACTERS_MAX = 160
 
 def may_define(define: DefineConfig | None, who: Identity) -> bool:
     """True if who asks is one of ``who``. Looks users and groups up, which may take time."""
-    return define is not None and (who.is_operator or who.is_one_of(define.who))
+    return define is not None and who.is_proved and (who.is_operator or who.is_one_of(define.who))
 
 
 def define(asked: DefineRequest) -> ServedStream:

@@ -33,7 +33,7 @@ from time import monotonic
 
 import structlog
 
-from batchd.core.admission import Refusal
+from batchd.core.admission import Refusal, unknown_stream
 from batchd.core.events import SubscriptionAsked
 from batchd.daemon.derive.messages import (
     FROM_DERIVING,
@@ -159,6 +159,19 @@ class Deriver:
             return None
         self._waiting.append(asked)
         self._begin()
+        return None
+
+    def remove(self, session: int, name: str) -> Refusal | None:
+        """End a defined stream, also one that is read; or why not."""
+        stream = self._defined.get(name)
+        if stream is None:
+            if name not in self._applier.state.numbers:
+                return unknown_stream(name, self._applier.state.numbers)
+            return ErrorCode.NOT_ALLOWED, f"nobody has defined stream {name!r}; the operator removes those of the file"
+        if not self.may_read(session, name):
+            text = f"{stream.owner.owner} has defined stream {name!r}; its owner may remove it, and root"
+            return ErrorCode.NOT_ALLOWED, text
+        self._end(stream)
         return None
 
     def may_read(self, session: int, stream: str) -> bool:

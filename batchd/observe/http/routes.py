@@ -233,9 +233,11 @@ class Router:
         return Response(200, "image/png", sheet.picture) if sheet.picture else text_response(200, sheet.text)
 
     def _stream(self, query: Query) -> str | None:
-        """The name of the requested stream, or None if there is no such stream."""
-        overview = self._recorder.overview()
+        """The requested stream; None if there is none, or if it is its owner's alone."""
+        overview, answer = self._recorder.overview(), self._client.latest()
         known = {stream.name for stream in overview.streams} if overview is not None else set()
+        if answer is not None:
+            known -= {one.name for one in answer.status.streams if one.description and one.description.owner}
         return query["stream"] if query.get("stream") in known else None
 
 

@@ -4,9 +4,11 @@ The tests cover its files and its initial state for browsers without JavaScript.
 """
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from batchd.observe.http.access import AccessRules, HostNames
 from batchd.observe.http.contact_sheets import ContactSheets
 from batchd.observe.http.routes import STATE_MARK, Router
 from batchd.observe.http.status_client import StatusRecorder
+from batchd_wire.status import StreamDescription
 from support.statuses import later, open_status_client, two_looks
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
@@ -97,6 +100,19 @@ def test_a_page_just_after_the_start_has_numbers(tmp_path, monkeypatch):
 def test_streams_that_there_are_not_have_no_sheets(make_pages, recorder, path, query):
     """No work is started for an unknown stream."""
     assert make_pages(recorder).routes[path].answer(query).status == 404
+
+
+def test_a_stream_that_a_trainer_has_defined_has_no_sheet_for_others(tmp_path, monkeypatch):
+    """The observer is the daemon's user, who may read it; those who look at its page may not."""
+    found, (_before, after) = StatusRecorder(), two_looks()
+    found.add(after)
+    owned = replace(after.streams[0], description=StreamDescription(owner="user:anna"))
+    status = SimpleNamespace(status=replace(after, streams=(owned,)))
+    with open_status_client() as client:
+        router = Router(client, found, ContactSheets(f"ipc://{tmp_path}"), HostNames([]), AccessRules(tmp_path))
+        monkeypatch.setattr(client, "latest", lambda: status)
+        for path in ("/bad.json", "/losses.json", "/sheet.png"):
+            assert router.routes[path].answer({"stream": owned.name}).status == 404
 
 
 def test_what_names_details_is_private_and_what_costs_something_is_for_our_page_alone(make_pages, recorder):

@@ -1,0 +1,71 @@
+"""Benchmark: definitions. From `daemon.define` to the first batch, of 1,000 files, warm daemon.
+
+first       a folder and steps that the daemon has not seen
+again       the same table, of a stream that is kept: its index is there
+other       the same folder with other steps, so it is scanned again
+"""
+
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+
+from harness import Bench, Figure, served, spread
+
+import batchd_client
+
+FILES = 1_000
+BATCH = 32
+
+
+def run(bench: Bench) -> None:
+    """Milliseconds to the first batch, each way in turn."""
+    photos = sorted(path for path in bench.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
+    file = bench.scratch / "define.toml"
+    file.write_text(
+        f'[daemon]\nworkers = 2\n[daemon.define]\nwho = ["user:{os.geteuid()}"]\nroots = ["{bench.scratch}"]\n'
+        f"{bench.stream('photos')}"
+    )
+    numbers = count()
+    with served(file) as address, batchd_client.connect(address) as daemon:
+        _round(bench, daemon, photos, next(numbers))
+        rounds = [
+            bench.measure("define", lambda: _round(bench, daemon, photos, next(numbers))) for _ in range(bench.rounds)
+        ]
+    found_ms = {way: [one[way] for one in rounds] for way in rounds[0]}
+    for way, target_ms in (("first", 300.0), ("again", 150.0), ("other", 300.0)):
+        print(f"define, {way}: {spread(found_ms[way], 0)} ms to the first batch")
+        bench.report(Figure(f"define-{way}-ms", statistics.median(found_ms[way]), "<=", target_ms, 0))
+
+
+def _round(bench: Bench, daemon: batchd_client.Daemon, photos: list[Path], number: int) -> dict[str, float]:
+    table = _table(bench, f"round-{number}", photos, number)
+    ways = {"first": (f"same-{number}", table), "again": (f"same-{number}", table)}
+    ways["other"] = f"other-{number}", {**table, "seed": 1_000 + number}
+    return {way: _first_batch_ms(daemon, *asked) for way, asked in ways.items()}
+
+
+def _table(bench: Bench, name: str, photos: list[Path], seed: int) -> dict[str, object]:
+    folder = bench.scratch / name
+    for number in range(FILES):
+        place = folder / f"class-{number % 8}"
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photos[number % len(photos)], place / f"{number:04d}.jpg")
+    steps = [{"op": "decode"}, {"op": "random_resized_crop", "size": [224, 224]}]
+    return {
+        "source": {"type": "folder", "path": str(folder)},
+        "batch_size": BATCH,
+        "seed": seed,
+        "pipeline": steps,
+        "memory": "64MiB",
+    }
+
+
+def _first_batch_ms(daemon: batchd_client.Daemon, name: str, table: Mapping[str, object]) -> float:
+    began_s = time.perf_counter()
+    with daemon.define(name, table, keep_s=30) as stream:
+        next(iter(stream)).release()
+        return 1000 * (time.perf_counter() - began_s)
