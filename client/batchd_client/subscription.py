@@ -35,7 +35,7 @@ from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
 from batchd_client.errors import DefinitionRefused, PositionInvalid, ProtocolError, SettingsInvalid, StateMismatch
 from batchd_client.memory import Arrivals, ReceiveBuffer
 from batchd_client.reports import Reports
-from batchd_wire.codec import NUMBER_MAX, TEXT_CHARACTERS_MAX
+from batchd_wire.codec import DEFINITION_BYTES_MAX, NUMBER_MAX, TEXT_CHARACTERS_MAX
 from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
 from batchd_wire.position import Position
@@ -44,8 +44,6 @@ from batchd_wire.slot import RowChecksums
 
 RELEASED_MAX = 1024
 """Most ended leases in one message, well below the daemon's limit on its length."""
-DEFINITION_BYTES_MAX = 256 << 10
-"""Of the table of a defined stream, as JSON."""
 UNREPORTED_PART = 4
 """Batches taken since the last report: at most this part of the window."""
 REPORT_EVERY_S = 0.005

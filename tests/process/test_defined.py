@@ -373,3 +373,19 @@ def test_commands_define_list_and_remove_streams(users, tmp_path):
     wait_until(lambda: served(daemon) == {"photos"}, "they are gone")
     file.write_text(file.read_text().replace("batch_size", "batch_sise"))
     assert "batch_size" in command("define", file, address=daemon.address, status=2).stderr
+
+
+def test_a_stream_of_the_file_takes_the_name_of_a_defined_one(serving, photos):
+    """A reload that adds it ends the other; other defined streams stay as they are."""
+    daemon = serving()
+    table = folder_stream(photos)
+    with batchd_client.connect(daemon.address) as connection:
+        stream, other = (connection.define(name, table, epochs=99) for name in ("trial", "other"))
+        see(stream, 1)
+        first, photos_table, rest = daemon.config.read_text().partition("[streams.photos]")
+        daemon.config.write_text(f"{first}{photos_table}{rest}[streams.trial]{rest}")
+        daemon.reload()
+        with pytest.raises(DefinitionRefused, match="'trial' is a stream of the daemon's file"):
+            assert [see(stream, 1) for _epoch in range(9)]
+        assert len(see(other, 3)) == 3
+        assert len(see(connection.stream("trial"), 1)) == 1

@@ -54,7 +54,7 @@ from batchd.runtime.poller import Poller
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.served import ServedStream
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
-from batchd_wire.codec import MalformedMessage
+from batchd_wire.codec import DEFINITION_BYTES_MAX, MalformedMessage
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import DERIVED_MARK, STREAM_NAME_PATTERN
 from batchd_wire.messages import Refused
@@ -221,6 +221,8 @@ class Deriver:
                 "the daemon cannot tell who asks: over TCP that takes a key, and on its host a user that is mapped into its user "
                 "namespace"
             )
+        elif len(asked.defines) > DEFINITION_BYTES_MAX:
+            text = f"a table has at most {DEFINITION_BYTES_MAX} bytes, and this one {len(asked.defines)}"
         elif not _NAME.fullmatch(name):
             text = f'{name[:64]!r} is no name of a stream: 1 to 64 letters, digits, "_", "." and "-"'
         elif known is not None and known.owner.owner != identity.owner:
