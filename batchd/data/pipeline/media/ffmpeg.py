@@ -5,7 +5,10 @@
              ^ seek        ^ first               what comes before it is cut off
 
 FFmpeg gets an open file instead of a path, the demuxer of the format alone, and no protocol, as in
-``sources.video.files``: no content of a file opens another one.
+``data.media.containers``: no content of a file opens another one. It finds a packet of an MP3 by
+reading all before it. So where packets are is kept with what else reading a file through has told
+(``Counted``), and a second container begins at the last one in front of the seek: the decoder gets
+the same packets.
 
 Invariant: pieces of a file follow each other without a gap, or the file is a bad sample.
 """
@@ -14,18 +17,34 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final, NoReturn, TypeAlias
 
 import av
 import av.logging
 import numpy as np
 from av.audio.stream import AudioStream
+from av.container import InputContainer
+from numpy.typing import NDArray
 
-from batchd.data.pipeline.media.streams import SHOWN, ByteStream, SoundMissing, Wave, announced, mixed, tag_bytes
+from batchd.data.pipeline.media.streams import (
+    SHOWN,
+    ByteStream,
+    Counted,
+    SoundMissing,
+    Wave,
+    announced,
+    mixed,
+    tag_bytes,
+)
 from batchd.data.samples.errors import SampleUndecodable
 
 BEFORE_S: Final = Fraction(1, 2)
 """More than what a frame of any of the coders depends on."""
+PLACES_S: Final = 4
+"""Between packets of which it is kept where they are."""
+PLACES_FROM_S: Final = 60
+"""Nearer to the beginning, packets are found by reading what is before them."""
 CELL_S: Final = 4
 """Decoders with a memory begin anew so often, at places of the file."""
 _DEMUXERS: Final = {"mp3": "mp3", "ogg": "ogg", "aac": "aac", "mp4": "mov,mp4", "matroska": "matroska,webm"}
@@ -55,8 +74,15 @@ class CodedSound:
 
     def __init__(self, stream: ByteStream, kind: str) -> None:
         """Raises ``SampleUndecodable``."""
-        self.known: int | None = None
-        self.counted: int | None = None
+        self.known: Counted | None = None
+        self.counted: Counted | None = None
+        self.is_kept = False
+        self._base = 0
+        """The number of the sample at time 0 of the packets that come next."""
+        self._rest: InputContainer | None = None
+        """The file from some packet on."""
+        self._next: Iterator[av.Packet[AudioStream]] | None = None
+        """The packets that come next, if they are not those of the container."""
         self._stream = stream
         self._kind = kind
         self._is_fresh = True
@@ -74,18 +100,23 @@ class CodedSound:
 
     def close(self) -> None:
         """Give the memory back."""
+        self._next = None
         self._container.close()
+        if self._rest is not None:
+            self._rest.close()
 
     @cached_property
     def frames(self) -> int:
         """See ``Sound``. What a file tells is believed where its format has a place for it."""
         duration = self._sound.duration
         if self.known is not None:
-            found = self.known
+            found = self.known.samples
         elif self._kind == "aac" or not self._has_table:
-            found = self.counted = self._count()
+            self.counted = self._count()
+            found = self.counted.samples
         elif self._kind == "matroska" or not duration:
-            found = self.counted = self._end()
+            found = self._end()
+            self.counted = Counted(found, np.empty((0, 2), np.int64))
         else:
             found = round(duration * self._unit) - self._skipped
         return announced(found, self._stream)
@@ -126,9 +157,23 @@ class CodedSound:
 
     def _open(self) -> None:
         self._stream.seek(0)
+        self._container = self._container_of(self._stream)
+        if not self._container.streams.audio:
+            self._container.close()
+            raise SoundMissing(f"is {SHOWN[self._kind]} without sound")
+        self._sound = self._container.streams.audio[0]
+        context: Any = self._sound.codec_context
+        name = context.name if context is not None else "unknown"
+        if name not in _DECODERS:
+            self._container.close()
+            raise SampleUndecodable(f"is coded as {name}, which is not among {', '.join(sorted(_DECODERS))}")
+        context.thread_count = 1
+        context.options = {"err_detect": "crccheck+explode"}
+
+    def _container_of(self, stream: ByteStream) -> InputContainer:
         try:
-            self._container = av.open(
-                self._stream,
+            return av.open(
+                stream,
                 "r",
                 container_options={
                     "format_whitelist": _DEMUXERS[self._kind],
@@ -143,17 +188,6 @@ class CodedSound:
         except av.FFmpegError as error:
             self._stream.check()
             raise SampleUndecodable(f"is {SHOWN[self._kind]} that cannot be read: {_reason(error)}") from None
-        if not self._container.streams.audio:
-            self._container.close()
-            raise SoundMissing(f"is {SHOWN[self._kind]} without sound")
-        self._sound = self._container.streams.audio[0]
-        context: Any = self._sound.codec_context
-        name = context.name if context is not None else "unknown"
-        if name not in _DECODERS:
-            self._container.close()
-            raise SampleUndecodable(f"is coded as {name}, which is not among {', '.join(sorted(_DECODERS))}")
-        context.thread_count = 1
-        context.options = {"err_detect": "crccheck+explode"}
 
     @property
     def _has_table(self) -> bool:
@@ -177,6 +211,7 @@ class CodedSound:
     def _seek(self, first: int) -> None:
         """Go to some place before a sample, or to the beginning, with a decoder as new."""
         is_fresh, self._is_fresh = self._is_fresh, False
+        self._next, self._base = None, -self._origin
         if self._kind == "ogg" and self._sound.codec_context.name == "flac":
             first = 0  # the last page does not tell the time of its packets
         if is_fresh and first <= 0:
@@ -185,12 +220,53 @@ class CodedSound:
             self.close()
             self._open()
         if first > 0:
+            places = self._places(first)
             self._begin()
+            if places is not None and self._go_to(first, places):
+                self._sound.codec_context.flush_buffers()
+                return
             try:
                 self._container.seek(int((self._origin + first) / self._unit), stream=self._sound, backward=True)
             except av.FFmpegError as error:
                 raise self._damaged(first, error) from None
             self._sound.codec_context.flush_buffers()
+
+    def _places(self, first: int) -> NDArray[np.int64] | None:
+        """Where packets are of an MP3, whose container finds a packet by reading all before it.
+
+        None if it is not worth while to look them up, or of other formats.
+        """
+        if self._kind != "mp3":
+            return None
+        found = self.known or self.counted
+        if found is None and self.is_kept and first > PLACES_FROM_S * self.rate:
+            found = self.counted = Counted(self.frames, self._count().places)
+        return found.places if found is not None and len(found.places) else None
+
+    def _go_to(self, first: int, places: NDArray[np.int64]) -> bool:
+        """Go to the last packet that begins up to a sample; False if it is not where it was."""
+        number = int(np.searchsorted(places[:, 0], first, "right")) - 1
+        if number < 0:
+            return False
+        sample, byte = places[number].tolist()
+        if self._rest is not None:
+            self._rest.close()
+        try:
+            self._rest = self._container_of(self._stream.behind(byte))
+            packets = self._rest.demux(self._rest.streams.audio[0])
+            packet = next(packets)
+            if packet.pos != 0 or packet.pts is None:
+                return False
+            self._base = sample - round(packet.pts * self._unit)
+            for following in packets:
+                if following.pts is None or round(following.pts * self._unit) + self._base > first:
+                    self._next = chain((packet, following), packets)
+                    return True
+                packet = following
+        except (av.FFmpegError, SampleUndecodable, IndexError, StopIteration):
+            self._stream.check()
+        self._base = -self._origin
+        return False
 
     def _begin(self) -> None:
         """Decode the first packet, of which a decoder leaves out what it is told once."""
@@ -208,9 +284,9 @@ class CodedSound:
         self._seek(first - int(BEFORE_S * self.rate))
         following: int | None = None
         for packet in self._packets():
-            place = (following or 0) if packet.pts is None else round(packet.pts * self._unit) - self._origin
+            place = (following or 0) if packet.pts is None else round(packet.pts * self._unit) + self._base
             try:
-                frames = packet.decode()
+                frames = self._sound.codec_context.decode(packet)
             except av.FFmpegError as error:
                 if place < needed - self.rate // 10:
                     following = None  # it is too far in front to matter
@@ -228,7 +304,7 @@ class CodedSound:
     def _packets(self) -> "Iterator[av.Packet[AudioStream]]":
         """The packets from here on, and an empty one. Raises ``SampleUndecodable``."""
         place = 0
-        packets = self._container.demux(self._sound)
+        packets, self._next = self._next or self._container.demux(self._sound), None
         while True:
             try:
                 packet = next(packets, None)
@@ -237,7 +313,7 @@ class CodedSound:
             if packet is None:
                 return
             if packet.pts is not None:
-                place = round(packet.pts * self._unit) - self._origin
+                place = round(packet.pts * self._unit) + self._base
             yield packet
 
     def _damaged(self, place: int, error: av.FFmpegError) -> SampleUndecodable:
@@ -248,7 +324,7 @@ class CodedSound:
         """The number of the first sample of a frame."""
         if time is None:
             return following or 0
-        place = round(time * self._unit) - self._origin
+        place = round(time * self._unit) + self._base
         if grid is None:
             return place
         if following is not None:
@@ -280,10 +356,17 @@ class CodedSound:
             found = begin + len(wave)
         return found
 
-    def _count(self) -> int:
-        """The samples of all packets, none of which is decoded."""
+    def _count(self) -> Counted:
+        """The samples of all packets, none of which is decoded, and where some of them are."""
         self._seek(0)
-        return round(sum((packet.duration or 0) for packet in self._packets()) * self._unit)
+        ticks, places = 0, list[tuple[int, int]]()
+        for packet in self._packets():
+            ticks += packet.duration or 0
+            if self._kind == "mp3" and packet.pts is not None and packet.pos is not None and packet.pos >= 0:
+                sample = round(packet.pts * self._unit) + self._base
+                if sample >= (places[-1][0] + PLACES_S * self.rate if places else 0):
+                    places.append((sample, packet.pos))
+        return Counted(round(ticks * self._unit), np.array(places, np.int64).reshape(-1, 2))
 
 
 def _samples_of(frame: av.AudioFrame) -> Wave:

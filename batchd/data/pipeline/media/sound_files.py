@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 import numpy as np
 
 from batchd.data.pipeline.media.options import CHANNELS_MAX, EXACT_FORMATS, RATE_MAX_HZ, RATE_MIN_HZ
-from batchd.data.pipeline.media.streams import INT16_STEP, SHOWN, ByteStream, Wave, announced, mixed, tag_bytes
+from batchd.data.pipeline.media.streams import INT16_STEP, SHOWN, ByteStream, Counted, Wave, announced, mixed, tag_bytes
 from batchd.data.pipeline.sound.resample import HIGH, RATIO_MAX, needed, resample
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import FileFacts
@@ -42,7 +42,6 @@ _SYNC, _SYNC_BITS, _LAYER_BITS = 0xFF, 0xE0, 0x06
 """The first byte of a frame of MPEG, the least second one, and those of its bits that AAC has not.
 """
 _HEAD_BYTES: Final = 64
-_COUNT_BYTES: Final = 8
 _VORBIS: Final = b"\x01vorbis"
 _PAGE, _PAGE_BYTES, _PAGE_BYTES_MAX = b"OggS", 27, 65_307
 _NO_PLACE: Final = (1 << 64) - 1
@@ -58,10 +57,12 @@ class Sound(Protocol):
     channels: int
     start_s: float
     """When sample 0 is heard, in seconds of the container's own time."""
-    known: int | None
-    """Its samples of each channel, if they were counted before."""
-    counted: int | None
-    """The same, if ``frames`` had to count them: no place of the file tells."""
+    known: Counted | None
+    """What reading the file through has told before."""
+    counted: Counted | None
+    """The same, if it had to be read through now."""
+    is_kept: bool
+    """Whether that will be known when the file is opened again."""
 
     @property
     def frames(self) -> int:
@@ -100,11 +101,12 @@ def open_sound(
             _check_form(sound)
             key = value.key("samples") if facts is not None and isinstance(value, MediaFile) else None
             known = facts.find(key) if facts is not None and key is not None else None
-            sound.known = None if known is None else int.from_bytes(known, "little")
+            sound.known = None if known is None else Counted.from_bytes(known, stream.size)
+            sound.is_kept = key is not None
             yield sound
             stream.check()
             if facts is not None and key is not None and sound.counted is not None:
-                facts.keep(key, sound.counted.to_bytes(_COUNT_BYTES, "little"))
+                facts.keep(key, sound.counted.to_bytes())
         except SampleUndecodable:
             stream.check()
             raise
@@ -191,8 +193,9 @@ class SndFileSound:
             import soundfile  # noqa: PLC0415  other formats do without it
         except (ImportError, OSError):  # the library that it loads
             raise missing("soundfile") from None
-        self.known: int | None = None
-        self.counted: int | None = None
+        self.known: Counted | None = None
+        self.counted: Counted | None = None
+        self.is_kept = False
         self._stream = stream
         self._descriptor = stream.descriptor
         self._kind = kind
@@ -238,13 +241,13 @@ class SndFileSound:
         if int(self._file.frames) != _UNKNOWN:
             return announced(int(self._file.frames), self._stream)
         if self.known is not None:
-            return announced(self.known, self._stream)
+            return announced(self.known.samples, self._stream)
         with self._naming(0):
             self._file.seek(0)
             found = 0
             while part := len(self._file.read(BLOCK_SAMPLES, "float32", always_2d=True)):
                 found += part
-        self.counted = found
+        self.counted = Counted(found, np.empty((0, 2), np.int64))
         return found
 
     def read(self, first: int, count: int, *, is_mono: bool) -> Wave:

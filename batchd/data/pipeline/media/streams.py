@@ -4,7 +4,7 @@ Invariant: what a header announces takes no memory, and no library sees an error
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,31 @@ SHOWN = {
     "mp4": "MP4",
     "matroska": "Matroska",
 }
+
+
+class Counted(NamedTuple):
+    """What reading a file through has told: its samples, and where some of its packets are.
+
+    ``places``: int64 ``[packets, 2]``, the number of a packet's first sample, and its first byte.
+    """
+
+    samples: int
+    places: NDArray[np.int64]
+
+    def to_bytes(self) -> bytes:
+        """All of it, for ``from_bytes``."""
+        return np.append(self.places.ravel(), self.samples).astype(np.int64).tobytes()
+
+    @classmethod
+    def from_bytes(cls, record: memoryview, size: int) -> "Counted | None":
+        """Copy a record of a file of this size; None for a damaged one."""
+        if len(record) % 16 != 8:  # noqa: PLR2004  bytes of pairs of numbers, and of one more
+            return None
+        numbers = np.frombuffer(bytes(record), np.int64)
+        places = numbers[:-1].reshape(-1, 2)
+        is_ascending = not (np.diff(places, axis=0) <= 0).any()
+        is_within = not len(places) or (places[0].min() >= 0 and places[-1, 1] < size)
+        return cls(int(numbers[-1]), places) if is_ascending and is_within else None
 
 
 class SoundMissing(SampleUndecodable):
@@ -90,6 +115,10 @@ class ByteStream:
     def tell(self) -> int:
         """The number of the next byte."""
         return self._place
+
+    def behind(self, first: int) -> "ByteStream":
+        """The file from a byte on, as a file of its own."""
+        return ByteStream(MediaFile(self.size - first, lambda at, count: self.bytes_at(first + at, count), None))
 
     def write(self, _data: bytes) -> int:
         """Libraries ask whether it is there; nothing is written."""

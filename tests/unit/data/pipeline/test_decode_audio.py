@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.media import ffmpeg
 from batchd.data.pipeline.media.ffmpeg import CodedSound
 from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.media.sound_files import open_sound
@@ -491,3 +492,33 @@ def test_versions_of_libraries_count_where_formats_are_coded() -> None:
     assert DecodeAudio(rate=16_000).libraries == ("av", "soundfile")
     assert DecodeAudio(rate=16_000, formats=("flac", "wav")).libraries == ()
     assert DecodeAudio(rate=16_000, formats=("flac", "mp3")).libraries == ("av", "soundfile")
+
+
+@pytest.mark.parametrize("has_table", [True, False])
+def test_a_segment_of_a_known_mp3_takes_only_its_bytes(has_table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are those of the whole file; a record that is damaged, or lies, costs time alone."""
+    monkeypatch.setattr(ffmpeg, "PLACES_FROM_S", 1)
+    monkeypatch.setattr(ffmpeg, "PLACES_S", 1)
+    data = coded("mp3", "libmp3lame", sweep(seconds=40))
+    data = data if has_table else without_table(data)
+    samples, facts, read = whole(data), Facts(), []
+
+    def read_some(start: int, count: int) -> bytes:
+        read.append(len(data[start : start + count]))
+        return data[start : start + count]
+
+    def check(first: int) -> int:
+        read.clear()
+        with open_sound(MediaFile(len(data), read_some, "file"), facts=facts) as sound:
+            assert sound.frames == len(samples)
+            for place in (first, first + 30_000, first - 90_000):
+                assert np.array_equal(sound.read(place, 9_000, is_mono=False), samples[place : place + 9_000])
+        return sum(read)
+
+    assert check(30 * RATE) >= len(data)
+    assert check(30 * RATE) < len(data) * 2 // 3
+    (key,) = facts.records
+    good = np.frombuffer(facts.records[key], np.int64)
+    for wrong in (good[:-1], good[::-1], np.append(good[:-1] + 1, good[-1]), np.append(good[:-1] * 0, good[-1])):
+        facts.records[key] = wrong.tobytes()
+        check(30 * RATE)
