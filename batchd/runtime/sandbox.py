@@ -150,9 +150,10 @@ def version() -> int:
 
 def prepare() -> None:
     """Work out what all processes need that this one forks, so that none of them has to."""
+    version()
     _own_code()
     for has_network in (False, True):
-        _program(has_network=has_network)
+        _filter(has_network=has_network)
 
 
 def enclose(access: Access, *, runs_own: bool = False) -> None:
@@ -183,12 +184,8 @@ def enclose(access: Access, *, runs_own: bool = False) -> None:
         _call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
-    if runs_own:
-        return
-    program = _program(has_network=has_network)
-    code = ctypes.create_string_buffer(program, len(program))
-    count = len(program) // _INSTRUCTION.size
-    _prctl(_SECCOMP, _SECCOMP_FILTER, struct.pack("@HP", count, ctypes.addressof(code)))
+    if not runs_own:
+        _prctl(_SECCOMP, _SECCOMP_FILTER, _filter(has_network=has_network)[0])
 
 
 def unreadable_code() -> str:
@@ -219,6 +216,13 @@ def _allow(ruleset: int, place: str, rights: int) -> None:
 
 
 @cache
+def _filter(*, has_network: bool) -> tuple[bytes, object]:
+    """The program as prctl(2) takes it, and the memory that it is in."""
+    program = _program(has_network=has_network)
+    code = ctypes.create_string_buffer(program, len(program))
+    return struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(code)), code
+
+
 def _program(*, has_network: bool) -> bytes:
     """The program, of classic BPF, by which the kernel refuses calls with EPERM.
 
