@@ -26,6 +26,7 @@ BENCHMARKS = (
     "sandbox",
     "shares",
     "define",
+    "numa",
     "plan",
     "memory",
     "observe",

@@ -344,6 +344,11 @@ class DaemonConfig(_Branch):
     """Number of decoding processes. "auto": one for each CPU that the daemon may use, by affinity
     and cgroup quota."""
 
+    numa: Literal["auto", "off"] = "auto"
+    """Whether workers and rings are placed by the memory nodes (NUMA) of the machine. "auto": if it
+    has several, each worker runs on the CPUs of one and rather fills for trainers there, and a
+    stream whose trainers are all on one has its ring there. "off": the kernel decides."""
+
     memory: Annotated[Memory, Mark.LIVE] = 4 * GIBIBYTE
     """Shared memory for the rings of all streams together, in bytes or as "4GiB", "512MiB"."""
 

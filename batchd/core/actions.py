@@ -18,9 +18,10 @@ class Action:
 
 @record
 class SpawnWorker(Action):
-    """Start a worker under a new number."""
+    """Start a worker under a new number; on the CPUs of a memory node, if there are several."""
 
     worker: int
+    node: int | None = None
 
 
 @record
@@ -40,10 +41,11 @@ class DismissWorker(Action):
 
 @record
 class CreateSlot(Action):
-    """Reserve memory for a slot under a new number."""
+    """Reserve memory for a slot under a new number; of a memory node, if its trainers have one."""
 
     stream: int
     slot: int
+    node: int | None = None
 
 
 @record

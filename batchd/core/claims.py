@@ -264,6 +264,12 @@ class Claims:
         subscription.has_rows(claim.sequence)
         self.ring.claim(slot, subscription.number)
 
+    @property
+    def node(self) -> int | None:
+        """The memory node of all trainers, if they have the same one."""
+        nodes = {subscription.node for subscription in self._subscriptions.values()}
+        return nodes.pop() if len(nodes) == 1 else None
+
     def provide(self, slot: Slot, actions: list[Action]) -> None:
         """Give a slot memory before its first row is ordered.
 
@@ -274,7 +280,7 @@ class Claims:
         spare = self.ring.idle.unneeded()
         if spare is None:
             slot.is_made = True
-            actions.append(CreateSlot(self._spec.number, slot.number))
+            actions.append(CreateSlot(self._spec.number, slot.number, self.node))
         else:
             self.supply.replaced(self.ring.slots[spare])
             self.ring.move_into(self.ring.slots[spare], slot)

@@ -103,6 +103,7 @@ class Delivery:
             Spells(self._moment),
             asked.is_spectator,
             asked.is_remote,
+            asked.node,
         )
         self.claims.make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription

@@ -115,6 +115,8 @@ class SubscriptionAsked(Event):
     """Who the trainer is: a user, or a key."""
     tenant: str = EVERYBODY
     """Whose share of the workers' time it has."""
+    node: int | None = None
+    """The memory node on which it runs."""
 
 
 @record

@@ -13,7 +13,7 @@ as under way until then. A worker that has filled a chunk is replaced at once. O
 repeatedly before that is replaced with growing back-off.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -135,6 +135,8 @@ class Worker:
     """Orders that are being withdrawn."""
     unsettled: set[int] = field(default_factory=set)
     """Orders that were withdrawn, and that it may still work on."""
+    node: int | None = None
+    """The memory node of its CPUs."""
     is_late: bool = False
     """Set when an order is withdrawn; cleared by the worker's next result."""
 
@@ -216,10 +218,21 @@ class _Takers:
 
 
 class Fleet:
-    """All workers of the daemon. Those that fill its ``places`` are of one ``kind``, and local."""
+    """All workers of the daemon. Those that fill its ``places`` are of one ``kind``, and local.
 
-    def __init__(self, places: int, kind: WorkerKind, sample_timeout_s: float, moment: Moment) -> None:
+    ``nodes``: the memory node of each place, in turn; () on a machine with one.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        kind: WorkerKind,
+        sample_timeout_s: float,
+        moment: Moment,
+        nodes: Sequence[int] = (),
+    ) -> None:
         assert places > 0
+        self._nodes = nodes
         self._moment = moment
         self.workers: dict[int, Worker] = {}
         self.deaths = 0
@@ -247,8 +260,9 @@ class Fleet:
             if place.respawn_s is not None and place.respawn_s <= now:
                 place.respawn_s = None
                 self._last_number += 1
-                self.workers[self._last_number] = Worker(self._last_number, index, self._kind, now)
-                actions.append(SpawnWorker(self._last_number))
+                node = self._nodes[index % len(self._nodes)] if self._nodes else None
+                self.workers[self._last_number] = Worker(self._last_number, index, self._kind, now, node=node)
+                actions.append(SpawnWorker(self._last_number, node))
 
     def resize(self, places: int, *, renews: bool) -> None:
         """Set the number of places. Surplus workers (all, with ``renews``) finish their orders."""
@@ -322,6 +336,18 @@ class Fleet:
                 if stream in streams:
                     return next(iter(workers.values()))
         return None
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether the machine has several memory nodes."""
+        return bool(self._nodes)
+
+    def nearest(self, worker: Worker, node: int | None) -> Worker:
+        """A local worker of a memory node with as few orders as ``worker``; else ``worker``."""
+        if node in {None, worker.node} or worker.link:
+            return worker
+        same = self._takers[worker.load].local.values()
+        return next((other for other in same if other.node == node), worker)
 
     def free_local(self) -> Worker | None:
         """The local worker that will be done first, if any takes an order."""

@@ -9,8 +9,9 @@ worker fills the rows of its own blocks, so that it reads each of them once. Of 
 rows that are long work and that their worker has no time for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import TypeAlias
 
 from batchd.core.actions import Action, OrderChunk
 from batchd.core.claims import Want
@@ -27,6 +28,9 @@ FEW_ORDERS = 2
 """A remote worker with fewer orders is about to be idle: none waits after the current one."""
 
 
+_Choice: TypeAlias = tuple[Want, Stream, Worker]
+NEAR_S = 0.2
+"""A trainer may have so much more worker time than another one because workers are on its node."""
 LONG_WORK_S = 0.1
 """A worker takes rows of another's blocks if that one would need so long: more than requests do."""
 CHOICE_S = 0.005
@@ -62,7 +66,7 @@ class Ordering:
             if not wants:
                 return
             first = min(wants, key=lambda one: (one[0].is_extra, one[0].need)) if len(wants) > 1 else wants[0]
-            want, stream, worker = first
+            want, stream, worker = self._near(first, wants) if self._fleet.has_nodes else first
             (turn_s, distance, served_s), subscription, slot, _is_extra = want
             tenant = subscription.tenant
             self._tenants.least_s = tenant.turn_s = turn_s
@@ -74,6 +78,29 @@ class Ordering:
             if may_order_more and not (worker.link or slot.has_pending):
                 self._order_more(stream, worker, subscription, order.expected_s, actions)
             self._fleet.sort(worker)
+
+    def _near(self, first: _Choice, wants: Sequence[_Choice]) -> _Choice:
+        """The ``first`` filling by a worker of its trainer's memory node, if one is as free.
+
+        Else one for a trainer of the worker's node, if it is as urgent: of the same tenant and
+        distance, and of a trainer that has had little more worker time.
+        """
+        want, stream, worker = first
+        if stream.is_divided or worker.link or want.is_extra:
+            return first
+        near = self._fleet.nearest(worker, want.subscription.node)
+        if want.subscription.node in {None, near.node}:
+            return want, stream, near
+        turn_s, distance, served_s = want.need
+        others = [
+            other
+            for other in wants
+            if other[2] is worker
+            and other[0].subscription.node == worker.node
+            and other[0].need[:2] == (turn_s, distance)
+            and other[0].need[2] <= served_s + NEAR_S
+        ]
+        return min(others, key=lambda one: one[0].need, default=first)
 
     def _order(  # noqa: PLR0913, PLR0917  what, from whom, for whom
         self,

@@ -79,7 +79,7 @@ class DaemonState:
     """Streams, trainers, ``workers`` of one ``kind``. ``chunk_rows_max``: most rows of an order.
 
     Remote workers are of ``remote_kind``, and their links follow the ``rules``. ``weights``: of the
-    tenants.
+    tenants. ``nodes``: see ``Fleet``.
     """
 
     def __init__(  # noqa: PLR0913  facts of the configuration
@@ -93,12 +93,13 @@ class DaemonState:
         rules: LinkRules = LinkRules(),  # noqa: B008  frozen
         remote_kind: WorkerKind | None = None,
         weights: Weights = (),
+        nodes: Sequence[int] = (),
     ) -> None:
         self._moment = Moment()
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
         """By number; also retired streams that trainers, workers or producers still use."""
         self._retired: set[int] = set()
-        self.fleet = Fleet(workers, kind, sample_timeout_s, self._moment)
+        self.fleet = Fleet(workers, kind, sample_timeout_s, self._moment, nodes)
         self.links = Links(rules, lambda link: self.fleet.may_fill(link.workers, link.may_fill))
         self.tenants = Tenants(weights)
         self._ordering = Ordering(self.streams, self.fleet, self.links, self.tenants, self._moment)
@@ -566,7 +567,7 @@ class DaemonState:
         delivery = self._growing()
         if delivery is not None and delivery.ring.can_grow:
             slot = delivery.ring.add(self._new_slot())
-            actions.append(CreateSlot(delivery.spec.number, slot.number))
+            actions.append(CreateSlot(delivery.spec.number, slot.number, delivery.claims.node))
         elif delivery is not None:
             delivery.claims.provide(delivery.ring.unmade[0], actions)
 

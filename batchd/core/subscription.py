@@ -68,6 +68,8 @@ class Subscription:
     """It only looks: nothing waits for it or is kept for it, and its batches count as unread."""
     is_remote: bool = False
     """Its leases last until its batches are sent, so two at a time keep its connection busy."""
+    node: int | None = None
+    """The memory node on which the trainer runs."""
     served_s: float = 0.0
     consumed: int = 0
     granted: int = 0

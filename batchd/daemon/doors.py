@@ -43,6 +43,7 @@ from batchd.core.events import (
 from batchd.daemon.identity import Identity, Tenancy
 from batchd.runtime import failpoints
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, OncePerMinute, SessionLimits
+from batchd.runtime.numa import NO_NODES, Nodes
 from batchd.runtime.poller import Poller
 from batchd.runtime.slots import MailboxMemory, SlotPool
 from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
@@ -159,6 +160,7 @@ class DaemonSide:
     poller: Poller
     enqueue: Enqueue
     memory: SlotPool
+    nodes: Nodes = NO_NODES
     session_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     subscription_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     tenants: dict[int, str] = field(default_factory=dict)
@@ -207,6 +209,10 @@ class Door(ABC):
     def is_valid(self, identity: Identity) -> bool:  # noqa: ARG002  users of this host stay
         """Tell whether who came in here may still come."""
         return True
+
+    def node(self, session: int) -> int | None:  # noqa: ARG002  others are on other hosts
+        """The memory node on which a session that is here runs, if that matters."""
+        return None
 
     def may_read(self, session: int, stream: str) -> bool:  # noqa: ARG002  on this host all may
         """Tell whether a session that is here may read a stream, and see it in the status."""
@@ -289,6 +295,7 @@ class Door(ABC):
                     tenant=self._tenancy.tenant(identity),
                     defines=message.defines,
                     keep_s=message.keep_s,
+                    node=self.node(session),
                 )
             case Mismatched():
                 return BatchMismatched(session, message.subscription, message.sequence, message.generation)

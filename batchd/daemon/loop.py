@@ -523,7 +523,7 @@ class Loop:
     def _create_slot(self, action: act.CreateSlot) -> None:
         stream = self.streams[action.stream]
         try:
-            self.memory.create(action.slot, stream.layout.slot_bytes)
+            self.memory.create(action.slot, stream.layout.slot_bytes, action.node)
             failpoints.passing("daemon.slot.created")
         except (MemoryError, OSError) as error:
             self.slot_error = f"no memory for a slot of stream {stream.name!r}: {error}"

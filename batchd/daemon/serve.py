@@ -59,6 +59,7 @@ from batchd.runtime.children import Linked
 from batchd.runtime.descriptors import allow_descriptors
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.limits import SessionLimits
+from batchd.runtime.numa import NO_NODES, Nodes
 from batchd.runtime.poller import Poller, Signals
 from batchd.runtime.slots import BlankSlots, SlotPool
 from batchd.stream.access import access_of, access_of_roots, sandbox_problems
@@ -140,8 +141,10 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         service = Service(notifier, daemon.worker_count())
         names = stack.enter_context(hold(daemon.runtime_dir, is_private=is_embedded, log=options.log.place))
         streams: dict[int, ServedStream] = {}  # with those of later reloads
-        memory = SlotPool()
+        nodes = Nodes.found() if daemon.numa == "auto" else NO_NODES
+        memory = SlotPool(nodes=nodes)
         processes = LocalWorkers(poller, queue.append, streams, memory, options.launched, output)
+        processes.nodes = nodes
         stack.callback(processes.close, WORKERS_END_S)
         _enclose(processes, config)
         # it is tried again, and logged, when the loop wants the first worker
@@ -172,8 +175,9 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             rules=LinkRules(daemon.pool_audit, daemon.pool_accept == "any", daemon.pool_withdraw_after_s),
             remote_kind=remote[0].kind if remote else None,
             weights=weights_of(daemon),
+            nodes=nodes.places(),
         )
-        side = DaemonSide(poller, queue.append, memory)
+        side = DaemonSide(poller, queue.append, memory, nodes)
         limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
         local = LocalDoor(side, limits, writable_slots=daemon.writable_slots)
         stack.callback(local.close)

@@ -10,6 +10,7 @@ from batchd.core.state import DaemonState
 from batchd.runtime import failpoints
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
+from batchd.runtime.numa import NO_NODES
 from batchd.runtime.poller import Poller
 from batchd.runtime.sandbox import NOTHING, Access, joined
 from batchd.runtime.slots import SlotPool
@@ -57,6 +58,7 @@ class LocalWorkers(WorkerProcesses):
         self.is_sandbox_wanted = False
         self.roots = NOTHING
         """What streams that trainers define may read: workers do not start again for each."""
+        self.nodes = NO_NODES
         self.streams = streams
         self.memory = memory
         self._fills: dict[int, FillChunks] = {}
@@ -100,6 +102,8 @@ class LocalWorkers(WorkerProcesses):
 
     def _spawn(self, action: SpawnWorker) -> None:
         self.start(action.worker)
+        if action.node is not None:
+            self.run_on(action.worker, self.nodes.cpus[action.node])
         failpoints.passing("daemon.worker.spawned")
 
     def _send_orders(self, worker: int) -> None:

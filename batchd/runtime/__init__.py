@@ -5,6 +5,7 @@ poller        waits for descriptors, ZeroMQ's sockets, timers and signals
 descriptors   sockets of peers that nobody trusts; how many descriptors there may be
 tcp           a ROUTER socket for untrusted peers; keys: files with their keys
 slots         shared memory of slots; available, sizes: how much there is; cpus: how many
+numa          the memory nodes of the machine: whose CPUs, whose memory
 limits        what one peer may have: sessions, handshakes, connections, log lines
 compiled      whether the extensions are those of the sources
 plain         records as JSON and msgpack carry them, and the way back

@@ -40,6 +40,7 @@ from typing import NamedTuple, Self
 
 from batchd.errors import DESCRIPTORS_ADVICE, MemoryTooSmall, Problem, ProblemKind
 from batchd.runtime.available import MEMORY_NAME, UNLIMITED_BYTES, available_bytes, shortage
+from batchd.runtime.numa import NO_NODES, Nodes
 from batchd_wire.slot import UNFINISHED_MARK, SlotHeader
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -164,15 +165,18 @@ class BlankSlots:
 class SlotPool:
     """Every slot of the daemon, by number; they are made of ``blanks``."""
 
-    def __init__(self, blanks: BlankSlots | None = None) -> None:
+    def __init__(self, blanks: BlankSlots | None = None, nodes: Nodes = NO_NODES) -> None:
+        self._nodes = nodes
         self.blanks = BlankSlots() if blanks is None else blanks
         self._slots: dict[int, Blank] = {}
         self._bytes: dict[int, int] = {}
         self._freed: deque[Blank] = deque()
         """To be closed."""
 
-    def create(self, slot: int, slot_bytes: int) -> None:
-        """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError``, and then there is none.
+    def create(self, slot: int, slot_bytes: int, node: int | None = None) -> None:
+        """Reserve memory for a slot, of a memory node while it has some.
+
+        Raises ``MemoryError`` or ``OSError``, and then there is none.
 
         Freed slots are closed before that: a ring that lacks a slot stays smaller.
         """
@@ -182,8 +186,9 @@ class SlotPool:
             raise MemoryError(problem)
         blank = self.blanks.take()
         try:
-            _take_huge_pages(blank.writable, slot_bytes)
-            os.posix_fallocate(blank.writable, 0, slot_bytes)
+            with self._nodes.prefers(node):
+                _take_huge_pages(blank.writable, slot_bytes)
+                os.posix_fallocate(blank.writable, 0, slot_bytes)
             fcntl.fcntl(blank.writable, fcntl.F_ADD_SEALS, SEALS)
         except OSError:
             self.blanks.give_back(blank)

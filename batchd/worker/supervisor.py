@@ -70,11 +70,19 @@ class _Process:
     is_dismissed: bool = False
     is_over: bool = False
     is_enclosed: bool = False
+    cpus: frozenset[int] | None = None
+    """The CPUs that it shall run on; None: any."""
 
     @property
     def pid(self) -> int:
         """Its process id; 0 before it is known."""
         return self.grandchild.pid if self.grandchild is not None else 0
+
+    def settle(self) -> None:
+        """Have it run on its CPUs, as soon as there is a process. The kernel may refuse them."""
+        if self.cpus is not None and self.grandchild is not None:
+            with suppress(OSError):
+                os.sched_setaffinity(self.grandchild.pid, self.cpus)
 
     def end(self) -> None:
         """Have the kernel end the process, at once or when it is known."""
@@ -154,6 +162,13 @@ class WorkerProcesses:
             self.spawn(number)
         except OSError as error:
             self._not_started(number, why_no_process(error))
+
+    def run_on(self, number: int, cpus: frozenset[int]) -> None:
+        """Have a worker run on these CPUs alone, from its first order at the latest."""
+        process = self._processes.get(number)
+        if process is not None:
+            process.cpus = cpus
+            process.settle()
 
     def lacks_stream(self, number: int, stream: int) -> bool:
         """Whether a worker has to get a stream now. It counts as sent from here on."""
@@ -264,6 +279,7 @@ class WorkerProcesses:
             self._forks.reap(grandchild.pid)
             self._fail(number, str(error))
             return
+        process.settle()
         if self._output is not None:
             self._output.begin(grandchild.pid, number)
         if process.is_over:

@@ -20,9 +20,14 @@ class CheckedWorld(World):
     """A world that checks all invariants after each event, and the choice of each slot."""
 
     def __init__(
-        self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256, kind: WorkerKind = WORKERS
+        self,
+        specs: list[StreamSpec],
+        workers: int = 1,
+        chunk_rows_max: int = 256,
+        kind: WorkerKind = WORKERS,
+        nodes: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(specs, workers, chunk_rows_max, kind)
+        super().__init__(specs, workers, chunk_rows_max, kind, nodes)
         self._looked_at: set[int] = set()
         self._check_new_choices()
 

@@ -64,6 +64,7 @@ def make_spec(number: int = 1, **changes: object) -> StreamSpec:
         "remote_window_max": 5,
         "max_skew": None,
         "slots_max": 8,
+        "row_bytes": (4,) * 8,
         "on_error": "substitute",
         "bad_fraction_max": 1.0,
     }
@@ -177,7 +178,12 @@ class World:
     """
 
     def __init__(
-        self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256, kind: WorkerKind = WORKERS
+        self,
+        specs: list[StreamSpec],
+        workers: int = 1,
+        chunk_rows_max: int = 256,
+        kind: WorkerKind = WORKERS,
+        nodes: tuple[int, ...] = (),
     ) -> None:
         self.state = DaemonState(
             specs,
@@ -187,6 +193,7 @@ class World:
             chunk_rows_max=chunk_rows_max,
             rules=RULES,
             remote_kind=REMOTE,
+            nodes=nodes,
         )
         self.kind = kind
         self.links: dict[int, ModelLink] = {}

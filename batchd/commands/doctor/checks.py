@@ -138,8 +138,10 @@ def check_nodes(machine: Machine) -> Finding:
     count = len(list((machine.root / NODES).glob("node[0-9]*")))
     if count <= 1:
         return ok("NUMA", "one node")
-    how = "CPUAffinity= and NUMAMask= in the unit, or numactl --cpunodebind=0 --preferred=0 batchd serve"
-    advice = f"one daemon for each node, or on the node of the GPUs, avoids traffic between nodes: {how}"
+    advice = (
+        "workers and rings are placed by node (numa in [daemon]); bind trainers to the nodes of their GPUs, as numactl "
+        "--cpunodebind does, so that theirs are known"
+    )
     return note("NUMA", f"{count} nodes", advice)
 
 

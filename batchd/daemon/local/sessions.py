@@ -169,6 +169,10 @@ class LocalDoor(Door):
         others = groups_of(lifeline, credentials) - {group}
         return Identity(user, (group, *sorted(others)), is_operator=is_ours(user))
 
+    def node(self, session: int) -> int | None:
+        """The memory node of the CPU that the trainer ran on last."""
+        return self._daemon.nodes.node_of(self._by_number[session].pid)
+
     def trainers(self) -> list[Session]:
         """Trainers that have sent ``Hello`` and were not disconnected."""
         return [session for session in self._welcomed() if not session.is_disconnected]

@@ -99,6 +99,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "python_path": ('["/srv/one", "/srv/two"]', (Path("/srv/one"), Path("/srv/two"))),
         "cache_dir": ("/tmp/cache", Path("/tmp/cache")),
         "workers": ("auto", "auto"),
+        "numa": ("off", "off"),
         "memory": ("1.5GiB", 1536 * MEBIBYTE),
         "sample_timeout_s": ("2", 2.0),
         "drain_timeout_s": ("0.5", 0.5),

@@ -65,11 +65,12 @@ class CoreMachine(RuleBasedStateMachine):
         chunk_rows_max=st.sampled_from([1, 2, 5, 100]),
         deadly=st.lists(st.sets(st.integers(0, 23), max_size=1), min_size=3, max_size=3),
         small_orders_max=st.sampled_from([0, 0, 3, 8]),
+        nodes=st.sampled_from([(), (0, 1)]),
     )
-    def begin(self, chosen, workers, chunk_rows_max, deadly, small_orders_max):
+    def begin(self, chosen, workers, chunk_rows_max, deadly, small_orders_max, nodes):
         made = [make_spec(number, **spec, **self.stream_settings) for number, spec in enumerate(chosen, 1)]
         kind = dataclasses.replace(WORKERS, small_orders_max=small_orders_max)
-        self.world = CheckedWorld(made, workers, chunk_rows_max, kind)
+        self.world = CheckedWorld(made, workers, chunk_rows_max, kind, nodes)
         self.world.state.tenants.weigh((("tenant1", 3.0), ("tenant2", 0.25)))
         self.deadly = {(number, sample) for number, samples in enumerate(deadly, 1) for sample in samples}
         self.deaths: dict[tuple[int, int], int] = {}
@@ -125,6 +126,7 @@ class CoreMachine(RuleBasedStateMachine):
             is_remote=remote,
             owner=f"user:{session}",
             tenant=f"tenant{session % 3}",
+            node=session % 2 or None,
             **at,
         )
 

@@ -33,12 +33,20 @@ class Workplace:
     """
 
     def __init__(
-        self, specs: list[StreamSpec], sample_us: dict[int, int], workers: int = 1, weights: Weights = ()
+        self,
+        specs: list[StreamSpec],
+        sample_us: dict[int, int],
+        workers: int = 1,
+        weights: Weights = (),
+        nodes: tuple[int, ...] = (),
     ) -> None:
         self.sample_us = sample_us
-        self.state = DaemonState(specs, workers, WORKERS, sample_timeout_s=30.0, chunk_rows_max=256, weights=weights)
+        self.state = DaemonState(
+            specs, workers, WORKERS, sample_timeout_s=30.0, chunk_rows_max=256, weights=weights, nodes=nodes
+        )
         self.orders: list[act.OrderChunk] = []
         self.grants: list[act.GrantLease] = []
+        self.made: list[act.CreateSlot] = []
         self.done = 0
         for spawned in pick(act.SpawnWorker, self.do(ev.Ticked())):
             self.do(ev.WorkerReady(spawned.worker))
@@ -48,6 +56,7 @@ class Workplace:
         actions = self.state.handle(event, 0.0)
         self.orders += pick(act.OrderChunk, actions)
         self.grants += pick(act.GrantLease, actions)
+        self.made += pick(act.CreateSlot, actions)
         return actions
 
     def subscribe(
@@ -57,13 +66,14 @@ class Workplace:
         epoch: int = 0,
         window: int = 0,
         tenant: str = EVERYBODY,
+        node: int | None = None,
         *,
         waiting: bool = True,
     ) -> None:
         """A trainer subscribes, and optionally waits at once."""
         place = f"stream{stream}", 0, 1, window, epoch, 0, None, None
         asked = ev.SubscriptionAsked(
-            number, number, number, *place, is_spectator=False, owner=f"user:{number}", tenant=tenant
+            number, number, number, *place, is_spectator=False, owner=f"user:{number}", tenant=tenant, node=node
         )
         self.do(asked)
         self.wait(number, waiting=waiting)
@@ -354,3 +364,41 @@ def test_accounts_have_a_limit():
     assert len(usage) == ACCOUNTS_MAX + 1
     assert [one.owner for one in usage if one.owner == OTHERS] == [OTHERS]
     assert sum(one.work_s for one in usage) == pytest.approx(sum(place.times(place.orders[: place.done]).values()))
+
+
+# --- memory nodes ---------------------------------------------------------------------------------
+
+
+def test_workers_fill_rather_for_trainers_of_their_node():
+    """With equal time for each, and the ring of each is on its node."""
+    place = Workplace([endless(1), endless(2)], {1: 1000, 2: 700}, workers=6, nodes=(0, 1))
+    place.subscribe(1, stream=1, node=0)
+    place.subscribe(2, stream=2, node=1)
+    place.work(100)
+    orders = place.work(2000)
+    nodes = {worker.number: worker.node for worker in place.state.fleet.workers.values()}
+    rows = sum(len(order.rows) for order in orders)
+    near = sum(len(order.rows) for order in orders if nodes[order.worker] == order.stream - 1)
+    assert near > 0.85 * rows
+    times = place.times(orders)
+    assert times[1] == pytest.approx(times[2], rel=0.05)
+    assert {(made.stream, made.node) for made in place.made} == {(1, 0), (2, 1)}
+
+
+def test_workers_of_another_node_do_not_idle():
+    """Where all trainers are on one node, all workers fill for them; so do those without a node."""
+    place = Workplace([endless(1)], {1: 1000}, workers=4, nodes=(0, 1))
+    place.subscribe(1, node=0)
+    assert {order.worker for order in place.work(100)} == {1, 2, 3, 4}
+    place.subscribe(2, epoch=5)
+    assert {order.worker for order in place.work(100)} == {1, 2, 3, 4}
+
+
+def test_a_ring_that_trainers_of_several_nodes_share_is_on_none():
+    """The kernel decides where its slots are."""
+    place = Workplace([make_spec(1, slots_max=8)], {1: 1000}, nodes=(0, 1))
+    place.subscribe(1, node=0, epoch=1)
+    place.subscribe(2, node=1, epoch=2)
+    before = len(place.made)
+    place.work(6)
+    assert {made.node for made in place.made[before:]} == {None}

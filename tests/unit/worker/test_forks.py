@@ -116,6 +116,22 @@ def test_a_fork_server_that_does_not_fork_in_time_is_killed_and_its_workers_end(
     assert it.workers.pids() == {}
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "not known yet"])
+def test_a_worker_runs_on_the_cpus_of_its_node(started, is_known):
+    """From its start, whichever is first: the word of the node, or the process."""
+    it = started(REAL)
+    it.workers.spawn(1)
+    if is_known:
+        it.hear_the_answer()
+    cpu = min(os.sched_getaffinity(0))
+    it.workers.run_on(1, frozenset({cpu}))
+    if not is_known:
+        it.hear_the_answer()
+    assert os.sched_getaffinity(it.workers.pids()[1]) == {cpu}
+    it.workers.run_on(1, frozenset({1 << 20}))  # there is none such
+    assert os.sched_getaffinity(it.workers.pids()[1]) == {cpu}
+
+
 def test_a_fork_server_that_sends_nonsense_is_killed(started):
     """For every such message, no worker was forked."""
     it = started(TALKS_NONSENSE)
