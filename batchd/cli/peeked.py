@@ -69,7 +69,8 @@ def joined_patches(batch: PeekedBatch) -> PeekedBatch:
     """
     between = next((name for name in batch.arrays if f"{name}_segments" in batch.arrays), None)
     if between is not None and is_packed(batch):
-        return _of_images(batch, between, _images_between(batch, between), {})
+        found, labels = _images_between(batch, between)
+        return _of_images(batch, between, found, {"label": np.array(labels)})
     name = next((name for name in batch.arrays if f"{name}_grid" in batch.arrays), None)
     if name is None or batch.arrays["lengths"].ndim != 2:  # noqa: PLR2004  rows, documents
         return batch
@@ -83,15 +84,15 @@ def joined_patches(batch: PeekedBatch) -> PeekedBatch:
     return _of_images(batch, name, images, one_each)
 
 
-def _images_between(batch: PeekedBatch, name: str) -> list[np.ndarray]:
-    """The images of the rows of ``interleave``, in their order."""
-    images: list[np.ndarray] = []
-    for patches, positions, segments in zip(
-        *(batch.arrays[key] for key in (name, f"{name}_positions", f"{name}_segments")), strict=True
-    ):
+def _images_between(batch: PeekedBatch, name: str) -> tuple[list[np.ndarray], list[str]]:
+    """The images of the rows of ``interleave``, in their order, and where each is."""
+    images, labels = list[np.ndarray](), list[str]()
+    keys = name, f"{name}_positions", f"{name}_segments"
+    for row, (patches, positions, segments) in enumerate(zip(*(batch.arrays[key] for key in keys), strict=True)):
         ends = np.searchsorted(segments[segments > 0], np.arange(1, segments.max() + 2)).tolist()
         images += [_joined(patches[first:end], positions[first:end]) for first, end in pairwise(ends)]
-    return images
+        labels += [f"row {row}, image {number}" for number in range(len(ends) - 1)]
+    return images, labels
 
 
 def _joined(patches: np.ndarray, positions: np.ndarray) -> np.ndarray:

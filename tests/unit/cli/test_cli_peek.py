@@ -10,6 +10,7 @@ from batchd.cli.main import cli
 from batchd.cli.peeked import ROWS_MAX, PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
 from batchd.cli.text import aligned
 from batchd_client.batch import Room
+from batchd_client.showing import label_text
 from batchd_wire.fields import Field, Varying
 from batchd_wire.views import slot_arrays
 from support.fake_daemon import FakeDaemon
@@ -191,6 +192,7 @@ def test_images_between_texts_are_drawn_as_they_were():
     texts = joined_patches(PeekedBatch(0, 0, [], {**packed, "images_segments": segments * 0} | rows))
 
     assert all(np.array_equal(*pair) for pair in zip(batch.samples("images"), (first, second), strict=True))
+    assert [label_text(batch.arrays, (), row) for row in range(2)] == ["row 0, image 0", "row 0, image 1"]
     assert "segment_ids" in texts.arrays
 
 
