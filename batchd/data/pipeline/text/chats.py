@@ -36,6 +36,8 @@ Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 _OTHER_NAMES: Mapping[str, Role] = MappingProxyType({"human": "user", "gpt": "assistant", "observation": "tool"})
 """Of ShareGPT."""
+_CALL = "function_call"
+"""The role of ShareGPT's messages with the assistant's tool calls."""
 TEMPLATE_BYTES_MAX = 1 << 20
 TOKENS_MAX = 256
 FIRST_MARK = 0x10F000
@@ -333,6 +335,9 @@ def _message(place: str, turn: Any, image: str) -> ChatMessage:
     said = turn.get("role", turn.get("from"))
     if said is None:
         raise SampleUndecodable(f'{place} has no "role", only {_listed(turn)}')
+    if said == _CALL:
+        said, calls_said = "gpt", _calls_said(place, turn.get("value"))
+        turn = {"tool_calls": calls_said, "weight": turn.get("weight")}
     role = _OTHER_NAMES.get(said, said) if isinstance(said, str) else None
     if role not in ROLES:
         raise SampleUndecodable(f"{place} has the role {said!r}; a message is of {', '.join(ROLES)}")
@@ -398,6 +403,19 @@ def _calls_in(place: str, turn: Mapping[str, object]) -> Sequence[object]:
     calls = turn.get("tool_calls") or []
     if not isinstance(calls, list):
         raise SampleUndecodable(f"{place}.tool_calls is no list")
+    return calls
+
+
+def _calls_said(place: str, value: object) -> list[object]:
+    """The calls that ShareGPT has in a message: one, or several, as JSON or as objects."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise SampleUndecodable(f"{place} is of {_CALL}, and a text that is no JSON: {error}") from None
+    calls = value if isinstance(value, list) else [value]
+    if not calls:
+        raise SampleUndecodable(f"{place} is of {_CALL}, and has no call")
     return calls
 
 

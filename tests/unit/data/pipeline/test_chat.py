@@ -93,6 +93,24 @@ def test_tokens_and_masks_are_those_of_transformers(case: dict[str, Any], tokeni
         assert "".join(map(str, mask)) == case["learned"]
 
 
+def test_tool_calls_are_those_that_sharegpt_writes(tokenizer: Path) -> None:
+    """A call, or several, as JSON in a text, of which LLaMA-Factory's data is, or as objects."""
+    calls: list[Any] = [{"name": "add", "arguments": {"a": 2}}, {"name": "now", "arguments": {}}]
+    start, end = {"role": "user", "content": "2+2?"}, {"role": "tool", "content": "4"}
+    for several in (calls, calls[:1]):
+        expected = made(tokenizer, [start, {"role": "assistant", "tool_calls": several}, end], template="chatml")
+        for value in (
+            several,
+            json.dumps(several),
+            *((several[0], json.dumps(several[0])) if len(several) == 1 else ()),
+        ):
+            shared = [{"from": "human", "value": "2+2?"}, {"from": "function_call", "value": value}]
+            found = made(tokenizer, [*shared, {"from": "observation", "value": "4"}], template="chatml")
+            assert [list(one) for one in found] == [list(one) for one in expected]
+    for wrong, why in (("{", "no JSON"), ("[]", "has no call"), (None, "no name of a function"), ("3", "no name of")):
+        assert why in refused(tokenizer, [start, {"from": "function_call", "value": wrong}], template="chatml")
+
+
 @pytest.fixture(scope="module")
 def tools_tokenizer(tokenizer: Path) -> Path:
     """The same with the special tokens of Mistral's tools."""
