@@ -112,12 +112,17 @@ def _not_theirs(whole: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[P
             theirs = [value for other in before.values() if (value := getattr(other, limit, None)) is not None]
             if theirs and (getattr(step, limit, None) or 0) > max(theirs):
                 yield _problem(path_text((*key, limit)), f"may be {max(theirs)} at most, as in the file")
-        for name, side in _sides(step):
-            if side > side_max:
-                text = f"may be {side_max} pixels at most, as a worker has the whole image, and not {side}"
-                yield _problem(path_text((*key, name)), text)
+        for name, text in too_large(step, side_max):
+            yield _problem(path_text((*key, name)), text)
     for file in sorted(_files(data) - _files(whole)):
         yield _problem("", f"names {file}, which is no file of the stream in the file")
+
+
+def too_large(step: StepOptions, side_max: int = SIDE_MAX) -> Iterator[tuple[str, str]]:
+    """Options of a step that ask for images with longer sides: each with what is wrong."""
+    for name, side in _sides(step):
+        if side > side_max:
+            yield name, f"may be {side_max} pixels at most, as a worker has the whole image, and not {side}"
 
 
 def _steps(plain: Mapping[str, Any]) -> dict[KeyPath, StepOptions]:

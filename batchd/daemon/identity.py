@@ -40,6 +40,10 @@ class Identity:
             return f"user:{_user_name(self.user)}"
         return f"key:{self.key}" if self.key else f"host:{self.host}"
 
+    def is_same(self, other: "Identity") -> bool:
+        """True for the same user, or the same name of a key."""
+        return (self.user, self.key) == (other.user, other.key)
+
     @property
     def is_proved(self) -> bool:
         """False for a host, and for a user that is not mapped here: several may look like one."""

@@ -172,6 +172,7 @@ class Daemon(NotCopyable):
         convert: bool = False,
         batch_size: int | None = None,
         set: Mapping[str, object] | None = None,  # noqa: A002  as --set of the commands
+        define: Mapping[str, object] | None = None,
     ) -> Stream:
         """Claim the stream ``name``: all of it, or the part of ``rank`` of ``world_size``.
 
@@ -186,13 +187,14 @@ class Daemon(NotCopyable):
         ``set``: other values for keys of the stream, by dotted paths as in batchd.toml, such as
         ``{"pipeline.1.scale": [0.2, 1]}``: the stream that the daemon derives with them, one for
         all trainers with the same settings. States have them, so ``state`` alone will do.
+        ``define``: the table of the stream, as the method ``define`` takes it; loaders take it.
 
         Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``PositionInvalid``,
         ``TooFewBatches``, ``BatchSizeInvalid``, ``SettingsInvalid``, ``RingTooSmall``,
         ``RingBusy``, ``StateMismatch``, ``StreamStopped``, ``ConnectTimeout``,
         ``ReconnectTimeout``, ``DaemonClosed`` or ``ProtocolError``.
         """
-        table = (state or {}).get("define")
+        table = (state or {}).get("define") if define is None else define
         settings = (state or {}).get("set") if set is None else set
         claim = _claim(name, rank, world_size, window, epochs)
         claim = replace(

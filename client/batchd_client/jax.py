@@ -128,10 +128,10 @@ class BatchdLoader(Batches):
     ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so
     call ``jax.distributed.initialize()`` first. ``data_parallel``: instead, where several processes
     hold the same rows: the number of groups that read different rows, each of consecutive
-    processes. ``window``, ``epochs``, ``state``, ``convert``, ``batch_size`` and ``set``: of
-    ``Daemon.stream``. ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise,
-    after a ``break``, the next ``for`` continues where the loop stopped. ``connecting``: as for
-    ``batchd_client.connect``.
+    processes. ``window``, ``epochs``, ``state``, ``convert``, ``batch_size``, ``set`` and
+    ``define``: of ``Daemon.stream``. ``restart``: each ``for`` restarts the epoch, as validation
+    needs; otherwise, after a ``break``, the next ``for`` continues where the loop stopped.
+    ``connecting``: as for ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
     """
@@ -153,6 +153,7 @@ class BatchdLoader(Batches):
         convert: bool = False,
         batch_size: int | None = None,
         set: Mapping[str, object] | None = None,  # noqa: A002  as of Daemon.stream
+        define: Mapping[str, object] | None = None,
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
@@ -170,6 +171,7 @@ class BatchdLoader(Batches):
                 convert=convert,
                 batch_size=batch_size,
                 set=set,
+                define=define,
             )
             super().__init__(opened, sharding, fields, prefetch, daemon)
             on_failure.pop_all()

@@ -224,6 +224,12 @@ REFUSED = {
     r"unknown key; did you mean size\?\n.*sise.*\n +\^\^\^\^\n": {
         "pipeline": [PIPELINE[0], {"op": "resize", "sise": [8, 8]}]
     },
+    r"pipeline\[1\]\.size: may be 4096 pixels at most": {
+        "pipeline": [PIPELINE[0], {"op": "resize", "size": [9000, 9000]}, {"op": "resize", "size": [8, 8]}]
+    },
+    r"pipeline\[0\]\.max_pixels: may be \d+ at most": {
+        "pipeline": [{"op": "decode", "max_pixels": 1 << 30}, *PIPELINE[1:]]
+    },
     r"deeper than 32": {"pipeline": [{"op": "resize", "size": json.loads("[" * 40 + "]" * 40)}]},
     r"deeper than 32|too deep": {"seed": json.loads("[" * 90 + "]" * 90)},
     r"the table has 1 to 262144 bytes": {"seed": "9" * 300_000},
@@ -272,7 +278,7 @@ def test_a_loop_goes_on_after_a_restart_of_the_daemon(serving, photos, how):
         daemon.start()
         rest = see(stream, 2)
         assert stream.fingerprint == fingerprint
-        assert see(connection.define("trial", table), 4) == [*before, *rest]
+        assert see(connection.stream("trial", define=table), 4) == [*before, *rest]
 
 
 def test_batches_of_a_defined_stream_are_replayed_from_its_state(serving, photos, tmp_path):

@@ -18,6 +18,7 @@ import pytest
 
 import batchd_client
 from batchd_client.errors import (
+    DefinitionRefused,
     PrefetchInvalid,
     SettingsInvalid,
     StateMismatch,
@@ -174,6 +175,8 @@ class LoaderSuite:
             load(prefetch=-1)
         with pytest.raises(SettingsInvalid, match="derive = true"):
             load(set={"seed": 1})
+        with pytest.raises(DefinitionRefused, match=r"\[daemon.define\]"):
+            load("trial", define={"batch_size": 8})
 
 
 class LifeSuite:

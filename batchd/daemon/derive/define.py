@@ -12,16 +12,17 @@ Invariant: no file is opened that who asks may not open himself, and none outsid
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
+from batchd.config.derive import LIMITS, SIDE_MAX, too_large
 from batchd.config.load import LoadedConfig, parse_config
 from batchd.config.schema import change_paths, problem_at, toml_key, toml_value
 from batchd.config.tree import MEMORY_BYTES_MIN, Config, DaemonConfig, DefineConfig, Mark, StreamConfig, keys_marked
 from batchd.daemon.derive.messages import DefineRequest
 from batchd.daemon.identity import Identity
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.options import with_inner
+from batchd.data.pipeline.options import StepOptions, with_inner
 from batchd.data.samples.location import looks_like_url
 from batchd.data.sources.composed.options import sources_in
 from batchd.data.storage.access import Storage
@@ -256,6 +257,16 @@ def _of_theirs(name: str, stream: StreamConfig, rules: DefineConfig, data: objec
     for key, step in with_inner({("pipeline", place): step for place, step in enumerate(stream.pipeline)}).items():
         if isinstance(step, Call) and not rules.code:
             yield problem_at((*around, *key, "function"), ProblemKind.WRONG_VALUE, f'"call" {functions}', data)
+        wrong = [*too_large(step), *_raised(step)]
+        yield from (problem_at((*around, *key, name), ProblemKind.WRONG_VALUE, text, data) for name, text in wrong)
+
+
+def _raised(step: StepOptions) -> Iterator[tuple[str, str]]:
+    """Limits that protect workers, above what they are by default."""
+    for option in fields(step):
+        most, value = option.default or SIDE_MAX**2, getattr(step, option.name)
+        if option.name in LIMITS and isinstance(most, int) and value and value > most:
+            yield option.name, f"may be {most} at most; the operator may have more in the file"
 
 
 def _open(reading: LoadedConfig, config: Config, asked: DefineRequest, daemon: DaemonConfig) -> ServedStream:

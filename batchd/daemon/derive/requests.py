@@ -180,7 +180,7 @@ class Deriver:
         if defined is None or door is None:
             return True
         identity = door.identity(session)
-        return identity.is_operator or (identity.is_proved and identity.owner == defined.owner.owner)
+        return identity.is_operator or (identity.is_proved and identity.is_same(defined.owner))
 
     def _resolved_definition(self, asked: SubscriptionAsked) -> SubscriptionAsked | None:
         """As ``resolved``, of a stream that is defined."""
@@ -225,7 +225,7 @@ class Deriver:
             text = f"a table has at most {DEFINITION_BYTES_MAX} bytes, and this one {len(asked.defines)}"
         elif not _NAME.fullmatch(name):
             text = f'{name[:64]!r} is no name of a stream: 1 to 64 letters, digits, "_", "." and "-"'
-        elif known is not None and known.owner.owner != identity.owner:
+        elif known is not None and not known.owner.is_same(identity):
             text = f"{known.owner.owner} has defined stream {name!r}; take another name"
         elif known is None and name in self._applier.state.numbers:
             text = f"{name!r} is a stream of the daemon's file; take another name"
@@ -305,12 +305,12 @@ class Deriver:
             ending += idle
         return ending
 
-    def _own_in_the_way(self, owner: str, need_bytes: int) -> list[_Serving] | Refusal:
+    def _own_in_the_way(self, owner: Identity, need_bytes: int) -> list[_Serving] | Refusal:
         """As ``_in_the_way``, of those that the same user or key has defined."""
         daemon = self._applier.daemon
         assert daemon.define is not None, "a reload does not change it"
         rings = {number: one.ring_bytes for number, one in self._applier.streams.items()}
-        own = [one for one in self._defined.values() if one.owner.owner == owner]
+        own = [one for one in self._defined.values() if one.owner.is_same(owner)]
         idle = sorted((one for one in own if one.keep_s is not None and self._is_idle(one)), key=lambda one: one.read_s)
         ending: list[_Serving] = []
         while True:
@@ -320,7 +320,7 @@ class Deriver:
                 return ending
             if not idle:
                 return ErrorCode.DEFINITION_REFUSED, (
-                    f"{owner} has defined {len(kept)} of up to {daemon.define.streams_max} streams (streams_max in "
+                    f"{owner.owner} has defined {len(kept)} of up to {daemon.define.streams_max} streams (streams_max in "
                     f"[daemon.define]), with {round_bytes(kept_bytes, ceil)} of {round_bytes(daemon.defined_bytes, floor)} for "
                     f"rings (memory), and this one needs {round_bytes(need_bytes, ceil)}; close some, and remove what is kept: "
                     "`batchd streams remove NAME`"
@@ -378,7 +378,7 @@ class Deriver:
             identity = door.identity(asked.session)
             known = self._defined.get(asked.stream)
             if asked.defines and known is not None:
-                is_done = known.table == asked.defines or known.owner.owner != identity.owner
+                is_done = known.table == asked.defines or not known.owner.is_same(identity)
             else:
                 is_done = not asked.defines and (base is None or (base, asked.settings) in self._derived)
             if is_done:
@@ -538,7 +538,7 @@ class Deriver:
             return ErrorCode.DEFINITION_REFUSED, text
         if before is not None:
             self._end(before)
-        ending = self._own_in_the_way(owner, stream.ring_bytes)
+        ending = self._own_in_the_way(identity, stream.ring_bytes)
         refusal = self._make_room(asked, ending, stream.ring_bytes) if isinstance(ending, list) else ending
         if refusal is not None:
             return refusal

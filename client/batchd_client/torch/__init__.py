@@ -97,9 +97,9 @@ class BatchdLoader(Loader[Any]):
     torchrun, Slurm or mpirun. ``data_parallel``: instead, where several ranks compute one model (by
     tensor, pipeline or context parallelism): the part of a device mesh over which data are split,
     such as ``mesh["dp"]``, or the number of such groups, each of consecutive ranks. ``window``,
-    ``epochs``, ``state``, ``convert``, ``batch_size`` and ``set``: as for ``Daemon.stream``.
-    ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise, after a ``break``,
-    the next ``for`` continues where the loop stopped. ``connecting``: as for
+    ``epochs``, ``state``, ``convert``, ``batch_size``, ``set`` and ``define``: as for
+    ``Daemon.stream``. ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise,
+    after a ``break``, the next ``for`` continues where the loop stopped. ``connecting``: as for
     ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
@@ -130,6 +130,7 @@ class BatchdLoader(Loader[Any]):
         convert: bool = False,
         batch_size: int | None = None,
         set: Mapping[str, object] | None = None,  # noqa: A002  as of Daemon.stream
+        define: Mapping[str, object] | None = None,
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
@@ -138,7 +139,7 @@ class BatchdLoader(Loader[Any]):
         super().__init__(stream, share, f"device={self._wanted_device}", restart=restart)
         self._connect_daemon = partial(connect, address, **connecting)
         self._window, self._epochs, self._state, self._convert = window, epochs, state, convert
-        self._batch_size, self._set = batch_size, set
+        self._batch_size, self._set, self._define = batch_size, set, define
         self._fields, self._layout = fields, ImageLayout(images, dtype, normalize, channels_last)
         self._as_dict, self._transform, self._prefetch = as_dict, transform, prefetch
         self._mixing = Mixing() if mix is True else mix or None
@@ -202,6 +203,7 @@ class BatchdLoader(Loader[Any]):
                 convert=self._convert,
                 batch_size=self._batch_size,
                 set=self._set,
+                define=self._define,
             )
             names = shown = checked_fields(stream.schema, self._fields, as_dict=as_dict)
             classes, numbers = 0, tuple[str, ...]()
