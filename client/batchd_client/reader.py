@@ -47,6 +47,8 @@ ANNOUNCE_AGAIN_S = 1.0
 """Interval of a waiting trainer's pulls: they detect a daemon that lost the session."""
 SILENCE_MAX_S = 1.0
 """Wait for the first batch before the reason is logged."""
+DEFINED_WITHIN_S = 60.0
+"""For a stream that is defined: its source is scanned, after those of others."""
 BUSY_PAUSE_S = 0.1
 """Pause before a retry of ``Subscribe`` when other trainers hold the memory."""
 
@@ -212,7 +214,8 @@ class StreamReader:
         self._within = (start, sample) if sample is not None else None
 
     def _subscribe(self, session: Session, begin: Beginning) -> Subscription:
-        deadline = self.connection.deadlines.request_deadline()
+        within_s = DEFINED_WITHIN_S if self.claim.defines else 0.0
+        deadline = max(self.connection.deadlines.request_deadline(), time.monotonic() + within_s)
         message = partial(self.claim.subscribe, begin=begin)
         busy: RingBusy | None = None
         while True:
