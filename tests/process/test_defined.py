@@ -395,3 +395,29 @@ def test_a_stream_of_the_file_takes_the_name_of_a_defined_one(serving, photos):
             assert [see(stream, 1) for _epoch in range(9)]
         assert len(see(other, 3)) == 3
         assert len(see(connection.stream("trial"), 1)) == 1
+
+
+def test_functions_of_the_operators_modules_run_where_code_is_allowed(serving, photos, code, write):
+    """In enclosed workers, too: they are below python_path."""
+    write("mine.py", "def darker(sample, rng):\n    return {'image': sample['image'] // 2}")
+    call = {"op": "call", "function": "mine:darker", "outputs": {"image": "uint8[32,32,3]"}}
+    daemon = serving(define={"code": True}, python_path=[str(code)])
+    with batchd_client.connect(daemon.address) as connection:
+        plain = connection.define("plain", folder_stream(photos))
+        dark = connection.define("dark", folder_stream(photos, pipeline=[*PIPELINE, call]))
+        (one,), (other,) = islice(plain, 1), islice(dark, 1)
+        assert (other["image"] == one["image"] // 2).all()
+
+
+def test_objects_below_a_root_on_a_server_are_read_with_the_daemons_credentials(serving, photos, bucket):
+    """Others of the same server are refused."""
+    files = [path for path in photos.rglob("*") if path.is_file()]
+    bucket.put({f"sets/photos/{path.relative_to(photos)}": path.read_bytes() for path in files})
+    daemon = serving(define={"roots": ["s3://bucket/sets/"]})
+    table = folder_stream(photos, source={"type": "folder", "path": "s3://bucket/sets/photos"})
+    with batchd_client.connect(daemon.address) as connection:
+        remote = connection.define("remote", table)
+        assert see(remote, 2) == see(connection.stream("photos"), 2)
+        for place in ("settings", "sets/../other"):
+            with pytest.raises(DefinitionRefused, match="is not below the roots"):
+                connection.define("other", {**table, "source": {"type": "folder", "path": f"s3://bucket/{place}"}})
