@@ -40,7 +40,7 @@ from batchd.config.load import load_config
 from batchd.errors import BatchdError
 from batchd.runtime.suggestions import suggestion
 from batchd_client.asking import ask_reports
-from batchd_client.batch import Room
+from batchd_client.batch import WholeField
 from batchd_wire.fields import RAGGED
 from batchd_wire.wording import counted
 
@@ -243,7 +243,7 @@ def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[st
         for name, first in rooms[0][0].items()
     }
     varying = {
-        name: Room(arrays[name], np.stack([room[name].sizes[row] for room, row in rooms]), first.varying)  # type: ignore[index]
+        name: WholeField(arrays[name], np.stack([room[name].sizes[row] for room, row in rooms]), first.varying)  # type: ignore[index]
         for name, first in rooms[0][0].items()
         if first.varying is not None
     }

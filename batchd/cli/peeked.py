@@ -10,7 +10,7 @@ import numpy as np
 
 from batchd.cli.tables import fitted
 from batchd.cli.text import aligned, width_of
-from batchd_client.batch import Room
+from batchd_client.batch import WholeField
 from batchd_client.showing import cell_text
 from batchd_wire.fields import Varying, length_texts
 from batchd_wire.views import row_views
@@ -32,7 +32,7 @@ class PeekedBatch:
     classes: Sequence[str]
     arrays: Mapping[str, np.ndarray]
     """By field, each ``[samples, ...]``, with the shape of the largest sample."""
-    varying: Mapping[str, Room] = field(default_factory=dict)
+    varying: Mapping[str, WholeField] = field(default_factory=dict)
     """Fields whose samples differ in shape."""
     bgr_fields: Sequence[str] = ()
     """Images with the channels blue, green, red."""
@@ -115,7 +115,7 @@ def _of_images(
     padded = np.zeros((len(images), *sizes.max(0, initial=1), images[0].shape[2]), batch.arrays[name].dtype)
     for room, image in zip(padded, images, strict=True):
         room[: image.shape[0], : image.shape[1]] = image
-    room = Room(padded, sizes, Varying("padded", (0, 1)))
+    room = WholeField(padded, sizes, Varying("padded", (0, 1)))
     return replace(batch, arrays={name: padded, **one_each}, varying={name: room})
 
 

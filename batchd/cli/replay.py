@@ -40,7 +40,7 @@ from batchd.data.storage.paths import why_unwritable
 from batchd.errors import ArgumentInvalid, BatchdError
 from batchd.runtime.suggestions import suggestion
 from batchd_client.asking import ANSWER_TIMEOUT_S
-from batchd_client.batch import Room, ragged_view
+from batchd_client.batch import WholeField, ragged_view
 from batchd_wire.fields import RAGGED
 from batchd_wire.messages import AskStatus, Status
 from batchd_wire.position import Position
@@ -359,7 +359,7 @@ def _draw(replayed: history.Replayed, output: Path, field: str | None) -> None:
     from batchd.cli.contact_sheet import draw  # noqa: PLC0415  it loads OpenCV
 
     rooms = replayed.rooms
-    varying = {name: Room(*room) for name, room in rooms.items() if room.varying is not None}
+    varying = {name: WholeField(*room) for name, room in rooms.items() if room.varying is not None}
     arrays = {name: room.array for name, room in rooms.items()}
     classes, bgr_fields, overlays = replayed.classes, replayed.bgr_fields, replayed.overlays
     batch = PeekedBatch(*replayed.position, classes, arrays, varying, bgr_fields, overlays)

@@ -165,7 +165,7 @@ def keys_marked(mark: Mark, table: type[_Branch]) -> tuple[str, ...]:
     return tuple(name for name, field in table.model_fields.items() if mark in field.metadata)
 
 
-class Share(_Branch):
+class TenantShare(_Branch):
     """A tenant of the daemon, and its part of the workers' time and of the slots of each ring."""
 
     weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
@@ -404,7 +404,7 @@ class DaemonConfig(_Branch):
     nothing."""
 
     shares: Annotated[
-        dict[StreamName, Share],
+        dict[StreamName, TenantShare],
         Mark.LIVE,
         Field(max_length=256),
         Example({"team-a": {"weight": 3, "keys": ["team-a"]}}),

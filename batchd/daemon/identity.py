@@ -11,7 +11,7 @@ import grp
 import pwd
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from batchd.config.tree import DaemonConfig, Share
+from batchd.config.tree import DaemonConfig, TenantShare
 from batchd.core.tenants import EVERYBODY, Weights
 from batchd_wire.record import frozen
 from batchd_wire.runtime import unmapped_id
@@ -69,7 +69,7 @@ class Identity:
 class Tenancy:
     """Finds the tenant of a trainer: of the first share that names its key, its user or a group."""
 
-    def __init__(self, shares: Mapping[str, Share]) -> None:
+    def __init__(self, shares: Mapping[str, TenantShare]) -> None:
         self._keys: dict[str, str] = {}
         self._users: dict[int, str] = {}
         self._groups: dict[int, str] = {}
@@ -103,7 +103,7 @@ def weights_of(daemon: DaemonConfig) -> Weights:
     return tuple((name, share.weight) for name, share in daemon.shares.items())
 
 
-def unknown_names(shares: Mapping[str, Share]) -> Iterator[tuple[tuple[str, ...], str]]:
+def unknown_names(shares: Mapping[str, TenantShare]) -> Iterator[tuple[tuple[str, ...], str]]:
     """The users and groups that this machine does not have: (key path below shares, sentence)."""
     for name, share in shares.items():
         for kind, names, number in (("users", share.users, user_number), ("groups", share.groups, group_number)):

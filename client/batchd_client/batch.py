@@ -167,7 +167,7 @@ class BatchRows(NamedTuple):
     rows: int
 
 
-class Room(NamedTuple):
+class WholeField(NamedTuple):
     """A field of a batch with the whole room of its samples.
 
     ``array``: ``[samples, *shape]``, contiguous and read-only. ``sizes``: int64
@@ -422,11 +422,11 @@ class Batch(NotCopyable, Mapping[str, Any]):
         """
         return tensors_of_batch(self, copy)
 
-    def room(self, name: str) -> Room:
+    def room(self, name: str) -> WholeField:
         """A field with its whole room, to be copied in one piece. Raises what ``[name]`` raises."""
         lease, field = self._lease_of(name), self._field(name)
         sizes = None if field.varying is None else self._sizes(lease, field, field.varying)
-        return Room(self._whole(lease, field), sizes, field.varying)
+        return WholeField(self._whole(lease, field), sizes, field.varying)
 
     def unleased(self, name: str) -> Array:
         """The array of a field with one shape, which keeps no lease; for a caller that does.

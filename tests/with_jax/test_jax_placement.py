@@ -5,7 +5,7 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
-from batchd_client.batch import Room  # noqa: E402
+from batchd_client.batch import WholeField  # noqa: E402
 from batchd_client.jax import JaxPlacement, JaxTarget  # noqa: E402
 
 
@@ -18,7 +18,7 @@ class Batch:
 
     def room(self, name):
         assert not self.released, "no code may read a released batch"
-        return Room(self.fields[name], None, None)
+        return WholeField(self.fields[name], None, None)
 
     def release(self):
         self.released = True

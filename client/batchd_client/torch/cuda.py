@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from batchd_client.batch import Batch, Room
+from batchd_client.batch import Batch, WholeField
 from batchd_client.hints import log_once
 from batchd_client.memory import BatchMemory, SlotMemory
 from batchd_client.torch.tensors import MakeItem, Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
@@ -262,10 +262,10 @@ class CudaPlacement:
                 raw, event = self._copied(rooms, self._copy_staged)
             finally:
                 batch.release()
-        lengths = [largest_in(field) if isinstance(field, Room) else {} for field in fields]
+        lengths = [largest_in(field) if isinstance(field, WholeField) else {} for field in fields]
         return _CudaTransfer(self, lengths, raw, numbers, event)
 
-    def _direct_field(self, batch: Batch, recipe: Recipe) -> "Room | torch.Tensor":
+    def _direct_field(self, batch: Batch, recipe: Recipe) -> "WholeField | torch.Tensor":
         """What is copied of a field in registered memory."""
         if recipe.schema.varying is None or recipe.schema.varying.kind == BUCKETED:
             return self._register.source(batch, recipe.name)
@@ -340,7 +340,7 @@ class CudaPlacement:
             raw = [copy(field, self._runtime.device) for field in fields]
             return raw, self._runtime.mark()
 
-    def _copy_staged(self, room: Room, device: torch.device) -> Tensors:
+    def _copy_staged(self, room: WholeField, device: torch.device) -> Tensors:
         """Copy through page-locked memory. The batch may be released once this returns."""
         if is_ragged(room):
             packed = rows_in(room).packed(self._runtime.locked, fill)
@@ -349,7 +349,7 @@ class CudaPlacement:
         return _on(device, self._runtime.locked(source.shape, source.dtype).copy_(source))
 
 
-def _copy_direct(room: Room | torch.Tensor, device: torch.device) -> Tensors:
+def _copy_direct(room: WholeField | torch.Tensor, device: torch.device) -> Tensors:
     if isinstance(room, torch.Tensor):
         return _on(device, room)
     if not is_ragged(room):

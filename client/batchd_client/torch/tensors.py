@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from batchd_client.batch import Batch, Room, ragged_view, tensors_of_batch
+from batchd_client.batch import Batch, WholeField, ragged_view, tensors_of_batch
 from batchd_client.errors import TensorsInvalid
 from batchd_client.stream import FieldSchema
 from batchd_wire.fields import RAGGED, Varying
@@ -224,7 +224,7 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(room).view(dtype).view(*shape)
 
 
-def largest_in(room: Room) -> dict[int, int]:
+def largest_in(room: WholeField) -> dict[int, int]:
     """Lengths of a padded field's largest sample, by dimension of the batch; else none."""
     if room.varying is None or room.sizes is None:
         return {}
@@ -239,7 +239,7 @@ def cut(raw: torch.Tensor, lengths: Mapping[int, int]) -> torch.Tensor:
     return raw
 
 
-def rows_in(room: Room) -> Rows:
+def rows_in(room: WholeField) -> Rows:
     """View the samples of a ragged field in the slot, to copy from. Keeps the batch alive."""
     assert room.varying is not None
     assert room.sizes is not None
@@ -255,7 +255,7 @@ def rows_in(room: Room) -> Rows:
     return Rows(over(ragged.values)[:end], offsets, lengths, shapes)
 
 
-def is_ragged(room: Room) -> bool:
+def is_ragged(room: WholeField) -> bool:
     """True for a ragged field."""
     return room.varying is not None and room.varying.kind == RAGGED
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from batchd.cli.main import cli
 from batchd.cli.peeked import ROWS_MAX, PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
 from batchd.cli.text import aligned
-from batchd_client.batch import Room
+from batchd_client.batch import WholeField
 from batchd_client.showing import label_text
 from batchd_wire.fields import Field, Varying
 from batchd_wire.views import slot_arrays
@@ -135,7 +135,7 @@ def test_values_are_shortened(value, text) -> None:
 def test_a_table_has_only_the_first_samples() -> None:
     """Each sample has its own shape."""
     array, sizes = np.arange(54).reshape(18, 3), np.array([1, 3] * 9, np.int32)
-    room = Room(array, sizes.reshape(18, 1).astype(np.int64), Varying("ragged", (0,)))
+    room = WholeField(array, sizes.reshape(18, 1).astype(np.int64), Varying("ragged", (0,)))
     batch = PeekedBatch(0, 0, [], {"x": array, "x_length": sizes}, {"x": room})
 
     lines = batch_table(batch, 80)

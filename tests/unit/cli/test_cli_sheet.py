@@ -21,7 +21,7 @@ from batchd.cli.contact_sheet import (
 )
 from batchd.cli.peeked import PeekedBatch
 from batchd.errors import BatchdError
-from batchd_client.batch import Room
+from batchd_client.batch import WholeField
 from batchd_client.mixing import Mixing, mixed
 from batchd_client.showing import COLORS, label_text
 from batchd_wire.fields import Field, Varying
@@ -239,7 +239,7 @@ def varying_batch(kind: str, sizes: list[tuple[int, int]], *, channels_first: bo
     if kind == "of a bucket":  # of 400 pixels at most
         field = Field("image", "uint8", array.shape[1:], varying).within(400)
         array, varying = array.reshape(len(sizes), -1)[:, :1200].reshape(len(sizes), *field.shape), field.varying
-    room = Room(array, np.array(sizes, np.int64), varying)
+    room = WholeField(array, np.array(sizes, np.int64), varying)
     arrays = {"image": array, "image_shape": np.array(sizes, np.int32), "index": np.arange(len(sizes))}
     return PeekedBatch(0, 0, [], arrays, {"image": room})
 

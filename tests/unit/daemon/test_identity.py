@@ -6,7 +6,7 @@ import pwd
 
 import pytest
 
-from batchd.config.tree import DaemonConfig, Share
+from batchd.config.tree import DaemonConfig, TenantShare
 from batchd.daemon.identity import Identity, Tenancy, unknown_names, weights_of
 
 SELF = pwd.getpwuid(os.geteuid()).pw_name
@@ -18,10 +18,10 @@ NO_USER = 1 << 30
 def tenancy() -> Tenancy:
     return Tenancy(
         {
-            "keys": Share(keys=("team-a",)),
-            "person": Share(users=(SELF, "4711")),
-            "group": Share(groups=(GROUP, "4712"), users=(SELF,)),
-            "default": Share(weight=2.0),
+            "keys": TenantShare(keys=("team-a",)),
+            "person": TenantShare(users=(SELF, "4711")),
+            "group": TenantShare(groups=(GROUP, "4712"), users=(SELF,)),
+            "default": TenantShare(weight=2.0),
         }
     )
 
@@ -58,7 +58,10 @@ def test_weights_are_those_of_the_file():
 
 def test_users_and_groups_that_this_machine_lacks_are_named():
     """Numbers are taken as they are."""
-    shares = {"a": Share(users=("nobody-of-that-name", "4711")), "b": Share(groups=(GROUP, "no-such-group"))}
+    shares = {
+        "a": TenantShare(users=("nobody-of-that-name", "4711")),
+        "b": TenantShare(groups=(GROUP, "no-such-group")),
+    }
     assert list(unknown_names(shares)) == [
         (("a", "users"), "this machine has no user 'nobody-of-that-name'"),
         (("b", "groups"), "this machine has no group 'no-such-group'"),

@@ -56,7 +56,7 @@ def test_the_schema_names_every_key_with_its_meaning() -> None:
         "Bucket",
         "Erasing",
         "Mix",
-        "Share",
+        "TenantShare",
         "View",
         "Weights",
     } | kinds

@@ -81,7 +81,7 @@ class CoordinateMap(NamedTuple):
         return np.stack([a * x + b * y + c for a, b, c in (self.across, self.down)], axis=-1)
 
 
-class Placed(NamedTuple):
+class OnCanvas(NamedTuple):
     """What follows an image that is put on a canvas: boxes, and labels by field.
 
     ``numbers``: height and width of the image, top, left, height and width of the part that is
@@ -124,7 +124,7 @@ class Followers:
         others = self._mask, self._masks, self._points, self._keypoints
         return self._boxes is not None and not any(others)
 
-    def taken(self, values: Mapping[str, Value], numbers: tuple[int, ...]) -> Placed:
+    def taken(self, values: Mapping[str, Value], numbers: tuple[int, ...]) -> OnCanvas:
         """Copies of boxes and labels, for ``placed``. Raises as ``run``."""
         assert self._boxes is not None, "there are boxes"
         boxes = self._box_corners(values, self._boxes, (numbers[0], numbers[1]))
@@ -132,9 +132,9 @@ class Followers:
         for name, label in labels.items():
             if len(label) != len(boxes):
                 raise SampleUndecodable(f"its {name!r} has {len(label)} rows, and its {self._boxes!r} {len(boxes)}")
-        return Placed(boxes, labels, numbers)
+        return OnCanvas(boxes, labels, numbers)
 
-    def placed(self, parts: Sequence[Placed], size: tuple[int, int]) -> dict[str, Array]:
+    def placed(self, parts: Sequence[OnCanvas], size: tuple[int, int]) -> dict[str, Array]:
         """Boxes and labels of images on a canvas of ``size``: as ``run`` of each, at once."""
         assert self._boxes is not None, "there are boxes"
         counts = [len(part.boxes) for part in parts]

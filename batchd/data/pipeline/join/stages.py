@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.effects import Columns
-from batchd.data.pipeline.image.followers import Followers, Placed
+from batchd.data.pipeline.image.followers import Followers, OnCanvas
 from batchd.data.pipeline.image.geometry import UPRIGHT, Geometry
 from batchd.data.pipeline.image.opencv import Pixels, Scratch
 from batchd.data.pipeline.join import options
@@ -72,7 +72,7 @@ class _Mosaic(JoinStage):
         self._objects = _Objects(lead, after)
         self._mask = next((after[name] for role, name in lead.followers if role == "mask"), None)
         self._scratch = Scratch()
-        self._placed: list[Placed] = []
+        self._placed: list[OnCanvas] = []
         """What follows the images, if that is boxes alone."""
         self._made: Pixels = np.empty((0, 0, 0), np.uint8)
         """The canvas, if it is made here."""

@@ -164,7 +164,7 @@ def any_file(pattern: str, key: str) -> str:
     return _PART.sub("*", pattern.replace("{video_key}", key))
 
 
-class Field(NamedTuple):
+class RobotField(NamedTuple):
     """A field of a sample. ``steps``: its times in frames; None for the sample's own frame."""
 
     name: str
@@ -180,19 +180,19 @@ class Field(NamedTuple):
 class Fields(NamedTuple):
     """The fields of a source's samples."""
 
-    numbers: tuple[Field, ...]
-    cameras: tuple[Field, ...]
+    numbers: tuple[RobotField, ...]
+    cameras: tuple[RobotField, ...]
     has_task: bool
     left_out: tuple[str, ...]
     """Features that are not read although nothing was chosen."""
 
     @property
-    def videos(self) -> tuple[Field, ...]:
+    def videos(self) -> tuple[RobotField, ...]:
         """Cameras with videos."""
         return tuple(camera for camera in self.cameras if camera.feature.dtype == "video")
 
     @property
-    def images(self) -> tuple[Field, ...]:
+    def images(self) -> tuple[RobotField, ...]:
         """Cameras with a picture in each row."""
         return tuple(camera for camera in self.cameras if camera.feature.dtype == "image")
 
@@ -216,8 +216,8 @@ def fields_of(source: LeRobotSource, info: Info) -> Fields:
         left_out += [one.key for one in info.features.values() if not one.is_camera and one not in numbers]
     steps = _steps(source, info, {one.key: one.key for one in numbers} | {one.key: name for name, one in cameras})
     fields = Fields(
-        tuple(Field(one.key, one, steps.get(one.key)) for one in numbers),
-        tuple(Field(name, one, steps.get(one.key)) for name, one in cameras),
+        tuple(RobotField(one.key, one, steps.get(one.key)) for one in numbers),
+        tuple(RobotField(name, one, steps.get(one.key)) for name, one in cameras),
         has_task=source.fields is not None and TASK in source.fields,
         left_out=tuple(left_out),
     )

@@ -48,9 +48,9 @@ from batchd.data.sources.lerobot.episodes import Episode, read_episodes, read_ta
 from batchd.data.sources.lerobot.info import (
     INFO,
     Feature,
-    Field,
     Fields,
     Info,
+    RobotField,
     any_file,
     columns_of,
     fields_of,
@@ -118,7 +118,7 @@ def scan(source: LeRobotSource, survey: Survey) -> SourceIndex:
     return SourceIndex.build(data.samples, facts, arrays, {**place, **survey.place()})
 
 
-def images_source(source: LeRobotSource, images: tuple[Field, ...], files: list[str]) -> ParquetSource:
+def images_source(source: LeRobotSource, images: tuple[RobotField, ...], files: list[str]) -> ParquetSource:
     """The pictures in the rows of the data, as a source of Parquet files."""
     return ParquetSource(
         root=source.root,
