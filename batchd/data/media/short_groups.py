@@ -15,7 +15,7 @@ One thread, and a fixed speed: the same version of PyAV makes the same bytes.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -23,8 +23,11 @@ from typing import Any
 
 import av
 import numpy as np
-from av.container import OutputContainer
+from av.audio.stream import AudioStream
+from av.container import InputContainer, OutputContainer
 from av.sidedata.sidedata import Type
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
 
 from batchd.data.media import SAMPLE_BYTES_MAX
 from batchd.data.media.containers import PlainFile, VideoUnreadable, open_video, packets_of, reason_of
@@ -173,9 +176,10 @@ def _encoded(file: MediaFile, old: VideoFrames, longest: int) -> bytes:
                 "x264-params": f"keyint={longest}:min-keyint=1:scenecut=0:open-gop=0:threads=1",
             },
         )
-        context: Any = into.codec_context
+        context = into.codec_context
         context.width, context.height, context.pix_fmt = first.width, first.height, first.format.name
         context.thread_count = 1
+        assert stream.time_base is not None, "FFmpeg gives every stream of a file one"
         context.time_base = into.time_base = stream.time_base
         if stream.sample_aspect_ratio:
             context.sample_aspect_ratio = stream.sample_aspect_ratio
@@ -196,14 +200,14 @@ def _encoded(file: MediaFile, old: VideoFrames, longest: int) -> bytes:
     return content.getvalue()
 
 
-def _sound_of(container: Any, into: dict[int, Any]) -> Iterator[Any]:
+def _sound_of(container: InputContainer, into: Mapping[int, AudioStream]) -> Iterator[Any]:
     for packet in container.demux(container.streams.audio) if into else ():
         if packet.dts is not None:
             packet.stream = into[packet.stream.index]
             yield packet
 
 
-def _packets_of_frames(old: VideoFrames, into: Any, stream: Any) -> Iterator[Any]:
+def _packets_of_frames(old: VideoFrames, into: VideoStream, stream: VideoStream) -> Iterator[Any]:
     """The packets of all frames. Raises ``SampleUnreadable``."""
     for number in range(len(old.frames.order)):
         frame = old.frame(number)
@@ -246,7 +250,7 @@ def _psnr(old: VideoFrames, new: VideoFrames) -> tuple[float, float]:
     return _decibels(float(np.mean(errors)), depth), _decibels(max(errors), depth)
 
 
-def _luma(frame: Any) -> Any:
+def _luma(frame: Any) -> NDArray[np.float32]:
     plane = frame.planes[0]
     dtype = np.dtype("<u2") if frame.format.components[0].bits > 8 else np.dtype(np.uint8)  # noqa: PLR2004
     rows = np.frombuffer(plane, dtype).reshape(plane.height, plane.line_size // dtype.itemsize)
