@@ -10,12 +10,16 @@ looked up once, when it is read.
 import grp
 import pwd
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 
 from batchd.config.tree import DaemonConfig, TenantShare
 from batchd.core.tenants import EVERYBODY, Weights
 from batchd_wire.record import frozen
 from batchd_wire.runtime import unmapped_id
 from batchd_wire.wording import counted
+
+PASSWD = Path("/etc/passwd")
 
 
 @frozen
@@ -133,7 +137,19 @@ def _known(names: tuple[str, ...], number: Callable[[str], int | None]) -> Itera
 
 
 def _user_name(number: int) -> str:
+    """The name in /etc/passwd, or the number: a directory may take seconds, and the loop waits."""
     try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
+        return _local_users(PASSWD.stat().st_mtime_ns).get(number, str(number))
+    except OSError:
         return str(number)
+
+
+@lru_cache(maxsize=1)
+def _local_users(_changed_ns: int) -> dict[int, str]:
+    """Users of this machine alone, by number; of two names the first."""
+    users: dict[int, str] = {}
+    for line in PASSWD.read_text(errors="replace").splitlines():
+        name, _password, number, *_rest = [*line.split(":"), "", ""]
+        if name and number.isdecimal():
+            users.setdefault(int(number), name)
+    return users

@@ -7,6 +7,7 @@ import pwd
 import pytest
 
 from batchd.config.tree import DaemonConfig, TenantShare
+from batchd.daemon import identity
 from batchd.daemon.identity import Identity, Tenancy, unknown_names, weights_of
 
 SELF = pwd.getpwuid(os.geteuid()).pw_name
@@ -27,7 +28,7 @@ def tenancy() -> Tenancy:
 
 
 @pytest.mark.parametrize(
-    ("identity", "tenant", "owner"),
+    ("trainer", "tenant", "owner"),
     [
         (Identity(key="team-a", host="10.0.0.3"), "keys", "key:team-a"),
         (Identity(key="team-b", host="10.0.0.3"), "default", "key:team-b"),
@@ -40,9 +41,23 @@ def tenancy() -> Tenancy:
     ],
     ids=["key", "another key", "no key", "user", "number", "group", "groups", "nobody's"],
 )
-def test_the_first_share_that_names_a_trainer_has_it(tenancy, identity, tenant, owner):
+def test_the_first_share_that_names_a_trainer_has_it(tenancy, trainer, tenant, owner):
     """Its user counts before its groups."""
-    assert (tenancy.tenant(identity), identity.owner) == (tenant, owner)
+    assert (tenancy.tenant(trainer), trainer.owner) == (tenant, owner)
+
+
+def test_names_are_those_of_the_machine_itself(tmp_path, monkeypatch):
+    """A changed file is read again, and a damaged or missing one has no names."""
+    file = tmp_path / "passwd"
+    monkeypatch.setattr(identity, "PASSWD", file)
+    assert Identity(7).owner == "user:7"
+    for time_ns, text, owner in (
+        (1, "anna:x:7:7::/:\nben:x:7:7::/:\n", "user:anna"),
+        (2, "\n:x:7\nanna:x:no\nx", "user:7"),
+    ):
+        file.write_text(text)
+        os.utime(file, ns=(time_ns, time_ns))
+        assert Identity(7).owner == owner
 
 
 def test_a_key_is_no_user_of_the_same_name(tenancy):
