@@ -62,6 +62,12 @@ ALWAYS_INLINE int16_t within(int16_t number, int16_t most)
     return number < most ? number : most;
 }
 
+#ifdef __FP_FAST_FMAF
+enum { ALL_HAVE_FMA = 1 }; /* all processors that this is compiled for, such as aarch64 */
+#else
+enum { ALL_HAVE_FMA = 0 };
+#endif
+
 /* Rounded once to float32, as by a fused multiply-add, then to a whole number, halves to even. A
  * product of a level and a float32 is exact in float64. The sum is, too, where it is not within
  * 2**-13 of a whole number, so float64 rounds to the same one. */
@@ -183,7 +189,7 @@ ALWAYS_INLINE uint64_t recolor_row(uint8_t *pixels, Py_ssize_t length, const str
 static uint64_t recolor_plain(uint8_t *pixels, Py_ssize_t length, const struct change *first, const struct change *end, int is_bgr,
                               int is_summed)
 {
-    return recolor_row(pixels, length, first, end, is_bgr, is_summed, 0);
+    return recolor_row(pixels, length, first, end, is_bgr, is_summed, ALL_HAVE_FMA);
 }
 
 WITH_AVX2 static uint64_t recolor_avx2(uint8_t *pixels, Py_ssize_t length, const struct change *first, const struct change *end,
