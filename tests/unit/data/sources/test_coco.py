@@ -270,7 +270,8 @@ def test_objects_of_two_images_with_one_id_make_bad_samples(tmp_path: Path) -> N
     """Tools do not agree which one the id means; other objects, and those without one, are good."""
     without = [{key: value for key, value in an_object(0, image).items() if key != "id"} for image in (20, 30)]
     objects = [an_object(4, 10), an_object(4, 10), *without, an_object(5, 20), an_object(5, 20), an_object(4, 20)]
-    with opened(coco(tmp_path, objects, at=(10, 20, 30))) as (reader, index):
+    named = tuple(name for name in ALL if name != "ids")
+    with opened(coco(tmp_path, objects, at=(10, 20, 30), fields=named)) as (reader, index):
         assert (
             "images with the id of an annotation of another one, which are bad samples: image 10 in" in index.notes[0]
         )
