@@ -18,6 +18,7 @@ from support.waiting import wait_until
 
 PLAIN: dict[str, Any] = {
     "settings": "",
+    "defines": b"",
     "version": PROTOCOL_VERSION,
     "host": "",
     "rank": 0,

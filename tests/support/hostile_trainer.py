@@ -66,7 +66,7 @@ LINGER_S = 10
 CROWD = 200
 TCP_CROWD = 50
 STORM = 1_000
-HALF = 0.5
+HALF, FEW = 0.5, 0.1
 NUMBERS = (0, 1, 2, 5, 17, 4_000)
 """Of small ones, since most large numbers are refused at once."""
 NOWHERE = 1 << 30
@@ -314,6 +314,12 @@ class Hostile:
             return self._chance.choice([numbers[0], self._chance.choice(numbers)])
         if name == "settings":
             return json.dumps({"seed": self._chance.choice(NUMBERS)}) if self._chance.random() < HALF else ""
+        if name == "defines":
+            return (
+                json.dumps({"batch_size": self._chance.choice(NUMBERS)}).encode()
+                if self._chance.random() < FEW
+                else b""
+            )
         plain = {
             int: self._chance.choice([*NUMBERS, self._chance.randrange(1 << 39)]),
             str: self._chance.choice(self._streams),
