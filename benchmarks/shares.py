@@ -73,7 +73,7 @@ def _written(bench: Bench, weight: float) -> str:
         f'[daemon.shares]\n{LARGE} = {{ weight = {weight}, keys = ["{LARGE}"] }}\n'
         f'{SMALL} = {{ keys = ["{SMALL}"] }}\n{"".join(streams)}'
         f'[streams.bad]\nsource = {{ type = "folder", path = "{bad.parent}" }}\nbatch_size = 32\n'
-        f"max_bad_fraction = 1.0\npipeline = {STEPS}\n"
+        f'max_bad_fraction = 1.0\non_error = "mask"\npipeline = {STEPS}\n'
     )
     return f"tcp://127.0.0.1:{port}"
 
