@@ -98,8 +98,8 @@ class Tenants:
         """The account of an owner for a stream; ``tenant``: whose share the owner has now."""
         account = self._accounts.get((owner, stream))
         if account is None:
-            account = self._accounts[owner, stream] = Account(owner, self._tenant(tenant), stream, now_s)
             self._fold(now_s)
+            account = self._accounts[owner, stream] = Account(owner, self._tenant(tenant), stream, now_s)
         account.tenant = self._tenant(tenant)
         return account
 
@@ -129,8 +129,8 @@ class Tenants:
         return tenant
 
     def _fold(self, now_s: float) -> None:
-        """Count the oldest account without a trainer among the others, where there are too many."""
-        if len(self._accounts) <= ACCOUNTS_MAX:
+        """Make room: count the oldest account without a trainer among the others."""
+        if len(self._accounts) < ACCOUNTS_MAX:
             return
         oldest = next((key for key, one in self._accounts.items() if not one.subscriptions and key[0] != OTHERS), None)
         if oldest is not None:

@@ -12,7 +12,7 @@ from batchd.core import events as ev
 from batchd.core.events import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS
-from batchd.core.tenants import ACCOUNTS_MAX, EVERYBODY, OTHERS, Weights
+from batchd.core.tenants import ACCOUNTS_MAX, EVERYBODY, OTHERS, Tenants, Weights
 from support.core_world import WORKERS, make_spec, pick, work
 
 ROWS = 1 << 30
@@ -364,6 +364,16 @@ def test_accounts_have_a_limit():
     assert len(usage) == ACCOUNTS_MAX + 1
     assert [one.owner for one in usage if one.owner == OTHERS] == [OTHERS]
     assert sum(one.work_s for one in usage) == pytest.approx(sum(place.times(place.orders[: place.done]).values()))
+
+
+def test_the_account_of_a_newcomer_is_kept_where_all_others_have_trainers():
+    """Then there are more than the limit, and none of them is lost."""
+    tenants = Tenants(())
+    for number in range(ACCOUNTS_MAX):
+        tenants.account(f"user:{number}", EVERYBODY, "stream1", 0.0).subscriptions = 1
+    newcomer = tenants.account("user:new", EVERYBODY, "stream1", 0.0)
+    assert newcomer is tenants.account("user:new", EVERYBODY, "stream1", 1.0)
+    assert len(list(tenants.usage(1.0))) == ACCOUNTS_MAX + 1
 
 
 # --- memory nodes ---------------------------------------------------------------------------------
