@@ -170,11 +170,12 @@ test-systemd: wheels ## Run the unit under a real systemd, in a container (as ro
 gates: setup ## Run all targets that need root, packages or an environment of their own (hours); notes the results in CONTRIBUTING.md (ONLY=name,name)
 	@$(BIN)/python tools/gates.py $(if $(ONLY),--only '$(ONLY)')
 
-check: setup ## Lint, format check, types, import contracts
+check: setup ## Lint, format check, types, import contracts, length of prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/house.py --prose
 
 lock: $(STAMP) ## Write constraints.txt: the newest version of all that develops and tests, for each Python (the environments follow)
 	@mkdir -p build

@@ -2,10 +2,13 @@
 
     python tools/house.py [ROOT]              a table; ROOT is a tree of batchd (default: this one)
     python tools/house.py --since REVISION    the lines added and removed since, by folder
+    python tools/house.py --prose             the lines of prose that are too long; fails if one is
 
 Counted are the modules of the two distributions, ``batchd`` and ``client``. Prose is comments and
 docstrings of these, of tests, benchmarks and examples, comments of C, JavaScript and CSS, and the
-text of Markdown pages outside of headings, tables, code and links. Modules that name the class of a
+text of Markdown pages outside of headings, tables, code and links. A private read is a name with
+one underscore that the source defines and a test reads, imports or replaces, unless the test's
+module defines the same name. Modules that name the class of a
 step or a source are those that a new one of the same form has to write or change. Fields of
 messages have no unique names, so a script cannot count their places.
 """
@@ -21,8 +24,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 PROSE_COLUMNS = 100
+PRIVATE = re.compile(r"_[^_]\w*[^_]")
 MADE_PAGES = {"commands.md", "configuration.md", "errors.md", "metrics.md", "protocol.md"}
 """Pages of docs/ that `make docs` writes."""
 SOURCES = ("batchd", "client")
@@ -101,8 +106,10 @@ def comment_lines(text: str) -> Iterator[str]:
 
 
 def prose_lines(file: Path) -> Iterator[str]:
-    """Lines of comments and docstrings of a module, or of a page's text."""
+    """Lines of comments and docstrings of a module, or of a page's text, if any is too long."""
     text = file.read_text()
+    if all(len(line) <= PROSE_COLUMNS for line in text.splitlines()):
+        return
     if file.suffix == ".md":
         is_code = False
         for line in text.splitlines():
@@ -139,18 +146,54 @@ def kinds(trees: dict[Path, ast.Module], root: Path, package: str) -> Iterator[t
                     yield file.parent, node.name
 
 
+def names_of(tree: ast.AST) -> set[str]:
+    """The names that a module uses or defines."""
+    return {getattr(node, key, None) or "" for node in ast.walk(tree) for key in ("id", "attr", "name")}
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """The private names that a module defines, in its classes too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found |= {getattr(node, key, None) or "" for key in ("id", "attr", "name")}
+    return {name for name in found if PRIVATE.fullmatch(name)}
+
+
+def private_reads(tree: ast.Module, private: set[str]) -> int:
+    """Reads of private names of the source in a module of the tests."""
+    private = private - defined(tree)
+    names: list[object] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"self", "cls"}:
+            names.append(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            names += [imported.name for imported in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "getattr", "delattr")):
+            names += [argument.value for argument in node.args[1:2] if isinstance(argument, ast.Constant)]
+    return sum(name in private for name in names)
+
+
 def places(trees: dict[Path, ast.Module], root: Path, package: str) -> str:
     """Median number of modules that name a kind, in all and outside of its folder."""
     counts = []
+    names = {file: names_of(tree) for file, tree in trees.items()}
     for folder, kind in kinds(trees, root, package):
-        found = [
-            file.is_relative_to(folder)
-            for file, tree in trees.items()
-            if any(kind in (getattr(one, key, "") for key in ("id", "attr", "name")) for one in ast.walk(tree))
-        ]
+        found = [file.is_relative_to(folder) for file in trees if kind in names[file]]
         counts.append((len(found), found.count(False)))
     total, outside = (median(numbers) for numbers in zip(*counts, strict=True))
     return f"{total:g} ({outside:g} outside of its folder; median of {len(counts)})"
+
+
+def long_prose(root: Path) -> list[str]:
+    """The lines of prose that are too long, each behind its file."""
+    pages = files_of(root, "*.md", endings=(".md",))
+    return [
+        f"{file.relative_to(root)}: {line}"
+        for file in [*files_of(root, *READ, endings=COMMENTED), *pages]
+        for line in prose_lines(file)
+        if len(line) > PROSE_COLUMNS
+    ]
 
 
 def modules_of_serve(root: Path) -> list[str]:
@@ -167,8 +210,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--since", metavar="REVISION")
+    parser.add_argument("--prose", action="store_true")
     arguments = parser.parse_args()
     root = arguments.root
+    if arguments.prose:
+        sys.exit("\n".join(long_prose(root)) or None)
     if arguments.since:
         print_changes(root, arguments.since)
         return
@@ -180,18 +226,10 @@ def main() -> None:
         for name in classes(tree):
             homes[name].append(file.relative_to(root))
     several = sorted(name for name, places in homes.items() if len(places) > 1)
-    pages = [
-        *root.glob("*.md"),
-        *(root / "docs").rglob("*.md"),
-        root / "client" / "README.md",
-        root / "benchmarks" / "README.md",
-        root / "benchmarks" / "results" / "README.md",
-    ]
-    long_lines = sum(
-        len(line) > PROSE_COLUMNS
-        for file in [*files_of(root, *READ, endings=COMMENTED), *pages]
-        for line in prose_lines(file)
-    )
+    tests = [ast.parse(file.read_text()) for file in files_of(root, "tests")]
+    private: set[str] = set().union(*map(defined, trees.values())) - set(dir(NamedTuple("Public", [])))
+    private -= {extension.stem for extension in files_of(root, *SOURCES, endings=(".c",))}
+    reads = [count for tree in tests if (count := private_reads(tree, private))]
     words = sum(len(page.read_text().split()) for page in (root / "docs").rglob("*.md") if page.name not in MADE_PAGES)
     modules = modules_of_serve(root)
     own = [name for name in modules if name.partition(".")[0].startswith("batchd")]
@@ -204,7 +242,8 @@ def main() -> None:
         "modules that name a step": places(trees, root, "pipeline"),
         "modules that name a source": places(trees, root, "sources"),
         "modules that batchd serve imports (own)": f"{len(modules)} ({len(own)})",
-        f"prose lines beyond {PROSE_COLUMNS} columns": f"{long_lines:,}",
+        f"prose lines beyond {PROSE_COLUMNS} columns": f"{len(long_prose(root)):,}",
+        "private reads of tests": f"{sum(reads)} in {len(reads)} modules",
         "words of docs, written by hand": f"{words:,}",
     }
     for name, value in rows.items():
