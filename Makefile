@@ -202,13 +202,14 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup ## Write what is made from the code: the JSON Schema, and pages of docs/ (configuration, commands, errors, metrics, protocol)
+docs: setup ## Write what is made from the code: the JSON Schema, and pages of docs/ (configuration, commands, errors, log, metrics, protocol)
 	$(BIN)/python docs/make_schema.py > batchd/config/schema.json
 	$(BIN)/batchd config --reference > docs/configuration.md
 	$(BIN)/python docs/make_protocol.py > docs/protocol.md
 	$(BIN)/python docs/make_metrics.py > docs/metrics.md
 	$(BIN)/python docs/make_commands.py > docs/commands.md
 	$(BIN)/python docs/make_errors.py > docs/errors.md
+	$(BIN)/python docs/make_logs.py > docs/logs.md
 
 site: setup ## Build the documentation as a site: build/site/index.html
 	@$(BIN)/python $(PIP_INSTALL) --group docs

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 PROSE_COLUMNS = 100
 PRIVATE = re.compile(r"_[^_]\w*[^_]")
-MADE_PAGES = {"commands.md", "configuration.md", "errors.md", "metrics.md", "protocol.md"}
+MADE_PAGES = {"commands.md", "configuration.md", "errors.md", "logs.md", "metrics.md", "protocol.md"}
 """Pages of docs/ that `make docs` writes."""
 SOURCES = ("batchd", "client")
 READ = (*SOURCES, "tests", "benchmarks", "examples", "docs", "deploy", "tools")

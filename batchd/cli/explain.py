@@ -1,5 +1,6 @@
-"""``batchd explain``: the manual of one problem of a configuration. Runs in the user's shell."""
+"""``batchd explain``: manuals of configuration problems and of log events. In the user's shell."""
 
+import re
 import shutil
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from batchd.cli import terminal
+from batchd.cli.log_events import EVENTS, Event
 from batchd.cli.options import argument, as_command, completions
 from batchd.config.manual import MANUAL, Entry
 from batchd.errors import ArgumentInvalid, ProblemKind
@@ -15,24 +17,36 @@ from batchd.runtime.suggestions import suggestion
 COLUMNS_MAX = 100
 
 
+_EVENTS = {name: event for events in EVENTS.values() for name, event in events.items()}
+_NAMES = [*ProblemKind, *_EVENTS]
+
+
 def _names(_context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return completions(list(ProblemKind), incomplete)
+    return completions(_NAMES, incomplete)
 
 
 @as_command("explain")
 def command(*, name: Annotated[str | None, argument(shell_complete=_names)]) -> None:
-    """Explain a problem of a configuration, by the NAME that `batchd check` prints in brackets.
+    """Explain a problem of a configuration, or an event of the log, by its NAME.
 
-    Without NAME, list all names.
+    That of a problem is what `batchd check` prints in brackets, that of an event the text of its
+    line: `batchd explain 'worker ended'`. Without NAME, list all names.
     """
     if name is None:
-        terminal.say(*ProblemKind)
+        terminal.say(*_NAMES)
         return
     word = name.strip("[]")
-    if word not in list(ProblemKind):
-        raise ArgumentInvalid(f"there is no problem {name!r}; {suggestion(word, list(ProblemKind))}")
+    if word not in _NAMES:
+        raise ArgumentInvalid(f"there is no problem or event {name!r}; {suggestion(word, _NAMES)}")
     width = min(COLUMNS_MAX, shutil.get_terminal_size().columns)
-    terminal.say(explanation(MANUAL[ProblemKind(word)], width))
+    event = _EVENTS.get(word)
+    terminal.say(explanation(MANUAL[ProblemKind(word)], width) if event is None else _event_explained(event, width))
+
+
+def _event_explained(event: Event, width: int) -> str:
+    """The cells of an event in docs/logs.md, without links."""
+    parts = [f"{event.level}: {event.meaning}", *([f"What to do: {event.remedy}"] if event.remedy else [])]
+    return "\n\n".join(click.wrap_text(re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", part), width) for part in parts)
 
 
 def explanation(entry: Entry, width: int) -> str:

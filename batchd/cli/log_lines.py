@@ -5,7 +5,7 @@
     json       otherwise: one object on each line
 
 Levels by audience: DEBUG the developer, INFO one line for each event in the life of the daemon,
-WARNING the daemon healed itself, ERROR an operator must act. docs/logs.md has every event.
+WARNING the daemon healed itself, ERROR an operator must act. ``log_events`` has every event.
 
 The other end of standard error may be full, slow or closed:
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "worker": "Run workers on this machine for a daemon on another one.",
     "ray": "Run worker hosts on a Ray cluster, as many as the daemon wants.",
     "check": "Validate a configuration and print every problem.",
-    "explain": "Explain a problem of a configuration, with examples.",
+    "explain": "Explain a problem of a configuration, or an event of the log.",
     "doctor": "Check the machine: limits, memory, processors, decoders, storage.",
     "config": "Print all keys with their defaults and meanings.",
     "status": "Show the daemon, its streams, trainers and warnings.",

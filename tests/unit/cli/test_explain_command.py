@@ -1,4 +1,4 @@
-"""The manual of the problems of a configuration, and its examples."""
+"""The manual of the problems of a configuration, its examples, and that of the log."""
 
 import json
 import shlex
@@ -85,6 +85,17 @@ def test_check_prints_the_name_and_explain_its_manual(folder: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    """Without a name, the command lists all kinds."""
+    """Without a name, the command lists all kinds, and then all events."""
     assert "did you mean unknown-key?" in batchd("explain", "unknown-keys", status=2).stderr
-    assert batchd("explain").stdout.split() == list(ProblemKind)
+    names = batchd("explain").stdout.splitlines()
+    assert names[: len(ProblemKind)] == list(ProblemKind)
+    assert names[len(ProblemKind)] == "serving"
+
+
+def test_an_event_of_the_log_is_explained_by_its_text() -> None:
+    """Level, meaning and remedy; links of the page become their words."""
+    assert batchd("explain", "storage away").stdout.startswith("warning: the storage of a stream's source is gone;")
+    assert batchd("explain", "storage away").stdout.endswith(
+        "What to do: bring it back: the stream goes on by itself\n"
+    )
+    assert batchd("explain", "observing").stdout == "info: the observer answers HTTP at `http` (metrics.md)\n"

@@ -33,7 +33,7 @@ from support.reference import programs
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 LEFT_OUT = {"build", "dist", "demo", "node_modules"}
-FRAGMENTS = {"metrics_head.md"}
+FRAGMENTS = {"logs_head.md", "metrics_head.md"}
 """Files that `make docs` inserts into other pages."""
 NOT_GIVEN = {"missing", "required"}
 """Kinds of problems that a part of a configuration may have."""
@@ -178,10 +178,8 @@ def test_the_site_has_every_page_and_all_linked_files():
     """
     staged = dict(stage.Stage().pages())
 
-    assert {PurePosixPath(path.name) for path in DOCS.glob("*.md")} - {
-        PurePosixPath("README.md"),
-        PurePosixPath("metrics_head.md"),
-    } <= set(staged)
+    names = {path.name for path in DOCS.glob("*.md")} - FRAGMENTS - {"README.md"}
+    assert set(map(PurePosixPath, names)) <= set(staged)
     assert PurePosixPath("SECURITY.md") in staged
     assert staged[PurePosixPath("files/benchmarks/results/peers.png")].startswith(b"\x89PNG")
     assert staged[PurePosixPath("files/docs/pictures/top.svg")].startswith(b"<svg")
@@ -592,8 +590,9 @@ def errors_page():
     return load(DOCS / "make_errors.py").errors_markdown()
 
 
-def test_the_pages_of_errors_and_commands_are_current(errors_page):
+def test_the_pages_of_errors_commands_and_the_log_are_current(errors_page):
     """They equal the output of their generators."""
+    assert (DOCS / "logs.md").read_text() == load(DOCS / "make_logs.py").logs_markdown(), "run `make docs`"
     assert (DOCS / "errors.md").read_text() == errors_page, "run `make docs`"
     assert (DOCS / "commands.md").read_text() == load(DOCS / "make_commands.py").commands_markdown(), "run `make docs`"
 
