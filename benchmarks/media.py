@@ -37,7 +37,7 @@ from sides import Side
 from tables import Measurement
 
 import batchd_client
-from batchd.data.media.shared import SHARED_BYTES_MAX
+from batchd.data.media.opened import SHARED_BYTES_MAX
 from batchd.data.pipeline import _sound
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.media.sound_files import open_sound

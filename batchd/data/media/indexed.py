@@ -1,4 +1,4 @@
-"""The frames of video files in the index of a source: its scan adds files, workers read them.
+"""Video files in the index of a source: its scan adds files, and workers read their frames.
 
     names       uint8 [bytes]         the paths of the files below the root, joined
     units       int64 [files, 2]      a time of the file is so many numerator / denominator seconds
@@ -20,16 +20,23 @@ no two times are the same.
 """
 
 import os
+import stat
 from array import array
-from collections.abc import Callable, Mapping
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.media.containers import PlainFile, open_video
-from batchd.data.media.frames import FileFrames, frames_of
-from batchd.data.storage.index import number_array
+from batchd.data.media.frames import CHANGED, FileFrames, PixelOptions, Pixels, VideoFrames, frames_of
+from batchd.data.media.opened import OpenVideos
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex, number_array
+from batchd.data.storage.paths import blaming_the_sample, open_within
 from batchd_wire.views import Array
 
 DIGEST_BYTES = 32
@@ -90,17 +97,63 @@ class GrowingFrames:
         self.ends.extend((len(self._names), len(self._order), len(self._times)))
 
 
-class IndexedFrames:
-    """The arrays as workers see them. ``ends``: int64 ``[3, files + 1]``."""
+class OpenLimits(NamedTuple):
+    """Limits of the open files of one reader, and of each."""
 
-    def __init__(self, arrays: Mapping[str, Array], ends: NDArray[np.int64], root: bytes) -> None:
-        self._arrays = arrays
+    open_max: int
+    max_pixels: int
+    max_bytes: int
+    bound: bytes | None
+    """See ``storage.paths.bound_of``."""
+    codecs: tuple[str, ...] = ()
+    """Decoders that may be used; empty for all."""
+
+
+class IndexedVideos:
+    """The videos of an index, as workers see them. ``ends``: int64 ``[3, files + 1]``.
+
+    ``wanted``: the files of a sample, and the numbers of the frames that it has of each.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917  what pixels are, and of which files
+        self,
+        index: SourceIndex,
+        ends: NDArray[np.int64],
+        wanted: Callable[[int], Mapping[int, Sequence[int]]],
+        options: PixelOptions,
+        limits: OpenLimits,
+        storage: Storage,
+    ) -> None:
+        self._arrays = index.arrays
+        self._root = os.fsencode(index.place["root"])
         self._names, self._frames, self._packets = ends
-        self._root = root
+        self._wanted = wanted
+        self._limits = limits
+        self._storage = storage
+        self.videos = OpenVideos(Pixels(options).of, lambda made: made.nbytes, limits.open_max, limits.codecs)
+        self.close = self.videos.close_all
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """See ``interface.ReadsAhead``: what they have in common is decoded once."""
+        for sample in samples:
+            wanted = self._wanted(sample)
+            self.videos.announce(sample, {file: partial(_these, numbers) for file, numbers in wanted.items()})
+        self._storage.requested.at_end(partial(self._forget, tuple(samples)))
+
+    @contextmanager
+    def making(self, sample: int) -> Iterator[Callable[[int, int], NDArray[np.uint8]]]:
+        """What gives pixels of a sample by file and number. Raises ``SampleUnreadable``."""
+        wanted = self._wanted(sample)
+        self.videos.begin(sample, {file: (self.frames(file), numbers) for file, numbers in wanted.items()})
+        try:
+            yield lambda file, number: self.videos.frame(file, partial(self._opened, file), number)
+            self.videos.finish()
+        finally:
+            self.videos.end()
 
     def frames(self, file: int) -> FileFrames:
         """The frames of a file."""
-        frames, packets = self._part(self._frames, file), self._part(self._packets, file)
+        frames, packets = _part(self._frames, file), _part(self._packets, file)
         numerator, denominator = self._arrays["units"][file].tolist()
         return FileFrames(
             self._arrays["order"][frames],
@@ -112,12 +165,30 @@ class IndexedFrames:
 
     def name(self, file: int) -> bytes:
         """The path of a file below the root."""
-        return self._arrays["names"][self._part(self._names, file)].tobytes()
+        return self._arrays["names"][_part(self._names, file)].tobytes()
 
     def path(self, file: int) -> bytes:
         """The path of a file as the kernel takes it."""
         return os.path.join(self._root, self.name(file))  # noqa: PTH118  bytes
 
-    @staticmethod
-    def _part(ends: NDArray[np.int64], file: int) -> slice:
-        return slice(*ends[file : file + 2].tolist())
+    def _forget(self, samples: Iterable[int]) -> None:
+        for sample in samples:
+            self.videos.forget(sample)
+
+    def _opened(self, file: int) -> VideoFrames:
+        with ExitStack() as where_it_fails:
+            with blaming_the_sample():
+                descriptor = open_within(self.path(file), self._limits.bound)
+            where_it_fails.callback(os.close, descriptor)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SampleUnreadable(f"is not a regular file: {CHANGED}")
+            where_it_fails.pop_all()
+        return VideoFrames(descriptor, self.frames(file), self._limits.max_pixels, self._limits.max_bytes)
+
+
+def _part(ends: NDArray[np.int64], file: int) -> slice:
+    return slice(*ends[file : file + 2].tolist())
+
+
+def _these(numbers: Sequence[int], _frames: FileFrames) -> Sequence[int]:
+    return numbers

@@ -69,7 +69,7 @@ def test_orders_that_wait_share_with_the_one_before_them(streams, source, fed) -
     assert slot_arrays(page, stream.layout)["image"].any(axis=(1, 2, 3, 4)).all()
     assert len(fed) <= 2 * FRAMES
     (video,) = stream._maker._pipeline._videos
-    assert video._ahead == {}
+    assert video.videos.ahead == {}
     assert stream._joined == {}
 
 

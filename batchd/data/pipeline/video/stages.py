@@ -5,7 +5,7 @@
 
 Frames go on as they are decoded, so a clip takes the memory of one frame and of what the steps
 behind leave of the others. Clips of one group of pictures, of this sample and of others that a
-worker will make, are decoded in one pass: see ``data.media.shared``. Where the next step makes
+worker will make, are decoded in one pass: see ``data.media.opened``. Where the next step makes
 frames smaller, to a size that it does not draw, that is done before they are kept; the step then
 finds frames that have its size already.
 
@@ -14,11 +14,11 @@ thread. Damaged packets make a bad sample of the clips that need them, which nam
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
     from batchd.data.media.frames import FileFrames, Pixels, VideoFrames
-    from batchd.data.media.shared import SharedFrames, Wants
+    from batchd.data.media.opened import OpenVideos
 
 OPEN_MAX = 4
 """Files that stay open, each with the memory of a decoder."""
@@ -56,23 +56,6 @@ _WITH_SOUND = ("mp4", "matroska")
 _HDR = {16: "PQ", 18: "HLG"}
 """Curves of brighter pictures, which 8 bits and the curve of a screen cannot show, by FFmpeg's
 numbers."""
-
-
-Place: TypeAlias = tuple[int, int, int]
-"""A sample that will be made: ``SampleRandom.place``."""
-
-
-@dataclass(slots=True)
-class _Ahead:
-    """A sample that will be made. ``places``: where its clips are. ``times``: how often it is told.
-
-    ``wants``: the frames that it wants; None: its file was not opened since it was told.
-    """
-
-    file: Hashable
-    places: list[float]
-    times: int = 1
-    wants: "Wants | None" = None
 
 
 class _Shrunk(NamedTuple):
@@ -105,20 +88,12 @@ class VideoStage:
         self.lap: Callable[[], None] = lambda: None
         """Counts the time until now for this step."""
         self._pixels: Pixels | None = None
-        self._open: dict[Hashable, VideoFrames] = {}
-        """By the names of their files; those used lately last."""
         self._known: dict[Hashable, FileFrames] = {}
         """The packets of files that were read lately, the last ones last."""
-        self._ahead: dict[Place, _Ahead] = {}
-        self._places_in: dict[Hashable, set[Place]] = {}
-        """Those of ``_ahead``, by their files."""
-        self._current: tuple[Hashable, Wants] = None, ()
-        """What the sample that is made wants, and of which file."""
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
         """Replace the file by its clips. Raises ``SampleUndecodable``."""
         step = self.step
-        self._end_current()
         file = values.pop(step.field)
         name, video = self._opened(file)
         known = video.frames
@@ -132,17 +107,18 @@ class VideoStage:
             values[step.times] = (ticks[np.stack(clips)] * float(unit)).reshape(step.lengths)
         if step.audio:
             values[step.audio] = _sound(step, file, seconds_of_clips(step, ticks, unit, places), self.facts)
-        self._begin_current(name, known, clips, random.place)
+        self.videos.begin(random.place, {name: (known, _each(clips))})
         made = Clips(step.lengths, self._frames(name, video, clips))
         values[step.into] = made if self.is_streaming else made.array()
 
     @cached_property
-    def shared(self) -> "SharedFrames[VideoFrame | _Shrunk]":
-        """The frames that samples share."""
-        from batchd.data.media import shared  # noqa: PLC0415  needs an extra
+    def videos(self) -> "OpenVideos[VideoFrame | _Shrunk]":
+        """The open files, by their names, and the frames that samples share."""
+        from batchd.data.media.opened import OpenVideos  # noqa: PLC0415  needs an extra
 
-        room = shared.SHARED_BYTES_MAX // self.share
-        return shared.SharedFrames(self._shrunk, _bytes_of, room)
+        videos = OpenVideos(self._shrunk, _bytes_of, OPEN_MAX, self.step.codecs)
+        videos.bytes_max //= self.share
+        return videos
 
     def _shrunk(self, frame: "VideoFrame") -> "VideoFrame | _Shrunk":
         """A frame as it is kept, smaller if that takes less memory. Raises ``SampleUnreadable``."""
@@ -166,56 +142,21 @@ class VideoStage:
         value = values[self.step.field]
         if not isinstance(value, MediaFile) or value.name is None:
             return False
-        place = random.place
-        if place in self._ahead:
-            self._ahead[place].times += 1
-            return True
         try:
             places = self._places(values, random)
         except SampleUndecodable:
             return True  # a bad sample, which says so when it is made
-        self._ahead[place] = _Ahead(value.name, places)
-        self._places_in.setdefault(value.name, set()).add(place)
+        self.videos.announce(random.place, {value.name: lambda known: self._wanted(known, places)})
         return True
 
-    def forget(self, place: Place) -> None:
+    def forget(self, sample: Hashable) -> None:
         """A sample was made, or will not be."""
-        ahead = self._ahead.get(place)
-        if ahead is not None:
-            ahead.times -= 1
-            if not ahead.times:
-                self._drop(place)
+        self.videos.forget(sample)
 
-    def _drop(self, place: Place) -> None:
-        ahead = self._ahead.pop(place)
-        self._places_in[ahead.file].discard(place)
-        if not self._places_in[ahead.file]:
-            del self._places_in[ahead.file]
-        if ahead.wants:
-            self.shared.discard(ahead.file, ahead.wants)
-
-    def _begin_current(self, file: Hashable, known: "FileFrames", clips: Sequence[Array], place: Place) -> None:
-        """Take note of what this sample wants, and others of the same file."""
-        from batchd.data.media.shared import wants_of  # noqa: PLC0415  needs an extra
-
-        for other in self._places_in.get(file, ()):
-            ahead = self._ahead[other]
-            if ahead.wants is None:
-                try:
-                    others = frames_of_clips(self.step, known.times[known.order], Fraction(*known.unit), ahead.places)
-                except SampleUndecodable:
-                    others = []
-                ahead.wants = wants_of(known, _each(others))
-                self.shared.add(file, ahead.wants)
-        self._current = file, wants_of(known, _each(clips))
-        self.shared.add(*self._current)
-        if place in self._ahead:
-            self._drop(place)
-
-    def _end_current(self) -> None:
-        if self._current[1]:
-            self.shared.discard(*self._current)
-        self._current = None, ()
+    def _wanted(self, known: "FileFrames", places: Sequence[float]) -> Iterator[int]:
+        """The frames of clips at such places; none where the sample will be bad."""
+        with suppress(SampleUndecodable):
+            yield from _each(frames_of_clips(self.step, known.times[known.order], Fraction(*known.unit), places))
 
     def _opened(self, value: Value) -> tuple[Hashable, "VideoFrames"]:
         """The video, and the name of its file. Raises ``SampleUndecodable``."""
@@ -225,40 +166,23 @@ class VideoStage:
             self._pixels = Pixels(PixelOptions(1, self.step.color, self.step.rotation))
         assert isinstance(value, MediaFile | memoryview), "a video"
         file = value if isinstance(value, MediaFile) else MediaFile.of(value)
-        self._close(None)
-        video = self._open.pop(file.name, None)
-        known = self._known.pop(file.name, None)
-        if video is not None:
-            video.read_from(file)
-        else:
-            try:
-                video = open_frames(file, known, self.step.max_pixels, self.step.max_bytes, self.facts)
-            except SampleUnreadable as error:
-                raise SampleUndecodable(f"a video that {error}") from None
-        self._open[file.name] = video
-        if file.name is not None:
-            self._known[file.name] = video.frames
-        self._close_some()
-        codec = video.codec
-        if self.step.codecs and codec not in self.step.codecs:
-            raise SampleUndecodable(
-                f"a video that is coded as {codec}, which is none of codecs = {[*self.step.codecs]}"
+        step, name, known = self.step, file.name, self._known.pop(file.name, None)
+        self.videos.close(None)
+        try:
+            video = self.videos.open(
+                name, partial(open_frames, file, known, step.max_pixels, step.max_bytes, self.facts)
             )
-        return file.name, video
-
-    def _close_some(self) -> None:
-        """Forget the packets of files that were used longest ago, and close such files."""
+        except SampleUnreadable as error:
+            raise SampleUndecodable(f"a video that {error}") from None
+        video.read_from(file)
+        if name is not None:
+            self._known[name] = video.frames
         while sum(frames.nbytes for frames in self._known.values()) > KNOWN_BYTES_MAX:
-            del self._known[next(iter(self._known))]
-        while len(self._open) > OPEN_MAX or (
-            len(self._open) > 1 and sum(video.frames.nbytes for video in self._open.values()) > KNOWN_BYTES_MAX
-        ):
-            self._close(next(iter(self._open)))
-
-    def _close(self, name: Hashable) -> None:
-        video = self._open.pop(name, None)
-        if video is not None:
-            video.close()
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            if oldest != name:
+                self.videos.close(oldest)
+        return name, video
 
     def _places(self, values: Mapping[str, Value], random: SampleRandom) -> list[float]:
         """Where each clip is: see ``frames_of_clips``."""
@@ -283,14 +207,14 @@ class VideoStage:
         try:
             for place, number in enumerate(numbers):
                 if number != last:
-                    shown = self.shared.frame(file, lambda: video, number)
+                    shown = self.videos.frame(file, lambda: video, number)
                     self._check_curve(shown.curve if isinstance(shown, _Shrunk) else shown.color_trc)
                     last, pixels = number, shown.pixels if isinstance(shown, _Shrunk) else self._pixels.of(shown)
                     shapes.add(shown.shape if isinstance(shown, _Shrunk) else pixels.shape)
                     if len(shapes) > 1:
                         raise SampleUndecodable(f"its frames have several sizes: {sorted(shapes)}")
                 if place + 1 == len(numbers):
-                    self.shared.finish()
+                    self.videos.finish()
                 self.lap()
                 yield pixels
         except SampleUnreadable as error:

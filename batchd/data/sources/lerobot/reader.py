@@ -5,8 +5,7 @@
 Invariant: at most ``OPEN_MAX`` videos are open in one worker for one stream.
 """
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.media import SAMPLE_BYTES_MAX
-from batchd.data.media.frames import PixelOptions, Pixels
-from batchd.data.media.indexed import IndexedFrames
-from batchd.data.media.opened import OpenLimits, OpenVideos
+from batchd.data.media.frames import PixelOptions
+from batchd.data.media.indexed import IndexedVideos, OpenLimits
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value
 from batchd.data.sources.interface import part_of
@@ -44,7 +42,6 @@ class LeRobotReader:
 
     def __init__(self, source: LeRobotSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._index = index
-        self._storage = storage
         self._root = Path(index.place["root"])
         arrays: Mapping[str, Array] = dict(index.arrays)
         self._arrays = arrays
@@ -59,13 +56,15 @@ class LeRobotReader:
         self._unreadable: Mapping[str, str] = facts["unreadable"]
         self._tasks = list(index.names("tasks")) if facts["task"] else []
         bound = bound_of(source.root, allow_outside_root=source.allow_outside_root)
-        self._files = IndexedFrames(arrays, arrays["ends"], os.fsencode(self._root))
-        self._videos = OpenVideos(
-            self._files,
-            Pixels(PixelOptions(1, "rgb", "apply")),
-            OpenLimits(OPEN_MAX, source.max_pixels, max_bytes, bound, source.codecs),
+        self._videos = IndexedVideos(
+            index,
+            arrays["ends"],
             self._wanted,
+            PixelOptions(1, "rgb", "apply"),
+            OpenLimits(OPEN_MAX, source.max_pixels, max_bytes, bound, source.codecs),
+            storage,
         )
+        self.prefetch = self._videos.prefetch
         self._rows: ParquetReader | None = None
         if self._images:
             inner = ParquetSource(
@@ -77,20 +76,12 @@ class LeRobotReader:
             )
             self._rows = ParquetReader(inner, part_of(index, 0), max_bytes, storage)
 
-    def prefetch(self, samples: Sequence[int]) -> None:
-        """See ``interface.ReadsAhead``."""
-        self._videos.announce(samples, self._storage)
-
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         values: dict[str, Value] = {}
-        self._videos.begin(sample)
-        try:
+        with self._videos.making(sample) as pixels:
             for number, camera in enumerate(self._cameras):
-                values[camera.name] = self._clip(number, camera, sample)
-            self._videos.finish()
-        finally:
-            self._videos.end(sample)
+                values[camera.name] = self._clip(number, camera, sample, pixels)
         for image in self._images:
             values[image.name] = self._pictures(image, sample)
         return {**values, **self.known(sample)}
@@ -146,16 +137,18 @@ class LeRobotReader:
         outside: NDArray[np.bool_] = (sample + steps < first) | (sample + steps >= end)
         return outside
 
-    def _wanted(self, sample: int) -> list[tuple[int, list[int]]]:
+    def _wanted(self, sample: int) -> dict[int, list[int]]:
         """The frames of each video that a sample has, each once."""
-        places = self._arrays["places"][self._episode(sample)]
-        wanted = []
-        for number, camera in enumerate(self._cameras):
-            frames = np.unique(self._arrays["frames"][self._at(camera, sample), number])
-            wanted.append((int(places[number]), [frame for frame in frames.tolist() if frame >= 0]))
-        return wanted
+        wanted: dict[int, set[int]] = {}
+        places = self._arrays["places"][self._episode(sample)].tolist()
+        for number, (place, camera) in enumerate(zip(places, self._cameras, strict=True)):
+            frames = np.atleast_1d(self._arrays["frames"][self._at(camera, sample), number])
+            wanted.setdefault(place, set()).update(frame for frame in frames.tolist() if frame >= 0)
+        return {place: sorted(frames) for place, frames in wanted.items()}
 
-    def _clip(self, number: int, camera: _Window, sample: int) -> NDArray[np.uint8]:
+    def _clip(
+        self, number: int, camera: _Window, sample: int, pixels_of: Callable[[int, int], NDArray[np.uint8]]
+    ) -> NDArray[np.uint8]:
         """The frames of a camera, uint8 ``[times, height, width, 3]``; decoded in their order."""
         file = int(self._arrays["places"][self._episode(sample), number])
         at = np.atleast_1d(self._at(camera, sample))
@@ -168,10 +161,10 @@ class LeRobotReader:
             try:
                 if frame < 0:
                     raise SampleUnreadable(self._why_none(file, number, int(at[place])))
-                pixels = self._videos.frame(file, frame)
+                pixels = pixels_of(file, frame)
             except SampleUnreadable as error:
                 second = float(self._arrays["seconds"][at[place]])
-                where = readable(self._files.name(file))
+                where = readable(self._videos.name(file))
                 raise SampleUnreadable(f"{camera.name} at {second:.3f} s, {where}: {error}") from None
             if pixels.shape != made.shape[1:]:
                 raise SampleUnreadable(
@@ -186,7 +179,7 @@ class LeRobotReader:
         reason = self._unreadable.get(str(file))
         if reason is not None:
             return f"the video {reason}"
-        frames = self._files.frames(file)
+        frames = self._videos.frames(file)
         start = float(self._arrays["starts"][self._episode(sample), number])
         wanted, last = start + float(self._arrays["seconds"][sample]), len(frames.order) - 1
         return (

@@ -19,8 +19,6 @@ import os
 import sys
 from array import array
 from functools import partial
-from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +28,7 @@ from batchd.data.media.indexed import GrowingFrames
 from batchd.data.samples.columns import Column
 from batchd.data.sources.files.index import check_path_length, path_columns
 from batchd.data.sources.files.scan import folder_labels
-from batchd.data.sources.files.walk import matching, shards_problems
+from batchd.data.sources.files.walk import below, matching, shards_problems
 from batchd.data.sources.finding import FilePattern, NamedSamples
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.neighbours import in_files
@@ -42,77 +40,47 @@ from batchd.data.storage.survey import Survey
 from batchd.data.storage.values import fingerprint
 from batchd.errors import SourceInvalid
 from batchd.runtime import failpoints
-from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 MODULE = "batchd.data.sources.video.scan"
+_ARRAYS = ("names", "files", "units", "labels", "digests", "classes", "order", "keys", "times", "checksums")
+"""In the order of the digest."""
 
 
 def scan(source: VideoSource, survey: Survey) -> SourceIndex:
     """Find the frames of all files, by path, in the scanning process. Raises ``SourceInvalid``."""
     folders = matching(source.file_patterns, survey)
-    growing = _GrowingIndex(source)
+    growing, samples, labels = GrowingFrames(), array("q", [0]), array("q")
     found = [folder for folder, _names in folders]
-    labels, class_names = folder_labels(source.classes, found, str(source.root), survey)
-    for label, (folder, names) in zip(labels, folders, strict=True):
-        for name in names:
-            path = source.root / os.fsdecode(folder) / os.fsdecode(name)
-            with survey.open(path) as stream:
+    folders_labels, class_names = folder_labels(source.classes, found, str(source.root), survey)
+    for label, (folder, names) in zip(folders_labels, folders, strict=True):
+        for name in (below(folder, name) for name in names):
+            path = source.root / os.fsdecode(name)
+            check_path_length("the path", name, source.path_bytes)
+            with survey.open(path) as file:
                 failpoints.passing("scan.video.opening")
-                growing.add(path, stream, label, survey)
-            survey.progress(growing.samples)
-    if growing.samples == 0:
+                _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
+                try:
+                    frames = growing.add(name, file, digest, partial(survey.progress, samples[-1]))
+                except VideoUnreadable as error:
+                    raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
+            clips = -(-(len(frames.order) - source.span + 1) // source.every)
+            samples.append(samples[-1] + max(0, clips))
+            labels.append(label)
+            survey.progress(samples[-1])
+    if samples[-1] == 0:
         raise SourceInvalid(
             f"no file of {source.place} has the {counted(source.span, 'frame')} that a sample reaches over"
         )
-    return growing.finish(class_names, survey)
-
-
-class _GrowingIndex:
-    """An index of videos while it is built."""
-
-    def __init__(self, source: VideoSource) -> None:
-        self._source = source
-        self._frames = GrowingFrames()
-        self._samples = array("q", [0])
-        self._labels = array("q")
-
-    @property
-    def samples(self) -> int:
-        """The samples so far."""
-        return self._samples[-1]
-
-    def add(self, path: Path, file: BinaryIO, label: int, survey: Survey) -> None:
-        """Add the frames of one file, all with ``label``."""
-        name = os.fsencode(path.relative_to(self._source.root))
-        check_path_length("the path", name, self._source.path_bytes)
-        _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
-        try:
-            frames = self._frames.add(name, file, digest, partial(survey.progress, self.samples))
-        except VideoUnreadable as error:
-            raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
-        clips = -(-(len(frames.order) - self._source.span + 1) // self._source.every)
-        self._samples.append(self.samples + max(0, clips))
-        self._labels.append(label)
-
-    def finish(self, class_names: list[bytes], survey: Survey) -> SourceIndex:
-        """Make the index; nothing may be added afterwards."""
-        names, frames, packets = number_array(self._frames.ends).reshape(-1, 3).T
-        found = self._frames.arrays()
-        arrays: dict[str, Array] = {
-            "names": found["names"],
-            "files": np.stack([names, number_array(self._samples), frames, packets]),
-            "units": found["units"],
-            "labels": number_array(self._labels),
-            "digests": found["digests"],
-            "classes": blob(class_names),
-            **{name: found[name] for name in ("order", "keys", "times", "checksums")},
-        }
-        source = self._source
-        options = ["every", "frames", "stride", "size", "interpolation", "color", "rotation"]
-        facts = {name: getattr(source, name) for name in options}
-        place = {"root": os.fsdecode(source.root.absolute()), **survey.place()}
-        return SourceIndex.build(self.samples, facts, arrays, place)
+    of_names, of_frames, of_packets = number_array(growing.ends).reshape(-1, 3).T
+    files = np.stack([of_names, number_array(samples), of_frames, of_packets])
+    of_source = {"files": files, "labels": number_array(labels), "classes": blob(class_names)}
+    all_arrays = growing.arrays() | of_source
+    arrays = {name: all_arrays[name] for name in _ARRAYS}
+    options = ["every", "frames", "stride", "size", "interpolation", "color", "rotation"]
+    facts = {name: getattr(source, name) for name in options}
+    place = {"root": os.fsdecode(source.root.absolute()), **survey.place()}
+    return SourceIndex.build(samples[-1], facts, arrays, place)
 
 
 def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchd.data.media import frames as media_frames
-from batchd.data.media import shared
+from batchd.data.media import opened as opened_videos
 from batchd.data.media.containers import READ_BYTES
 from batchd.data.media.frames import PixelOptions, Pixels
 from batchd.data.pipeline import execute
@@ -250,7 +250,7 @@ def test_clips_of_one_group_are_decoded_in_one_pass(videos, monkeypatch, name, f
     step = DecodeVideo(frames=16, stride=1, start="at")
     file = videos / name
     alone = [made(file, step, at=at)["image"] for at in SEGMENTS]
-    monkeypatch.setattr(shared, "SHARED_BYTES_MAX", frames_kept * WIDTH * HEIGHT * 3 // 2)
+    monkeypatch.setattr(opened_videos, "SHARED_BYTES_MAX", frames_kept * WIDTH * HEIGHT * 3 // 2)
     fed = fed_packets(monkeypatch)
     pipeline = Pipeline([VIDEO, Column("at", dtype="float64")], [step], 7, has_rows=False)
     values = [{"video": media(file, "a name"), "at": at} for at in SEGMENTS]
@@ -258,12 +258,12 @@ def test_clips_of_one_group_are_decoded_in_one_pass(videos, monkeypatch, name, f
     for sample, one in enumerate(values):
         np.testing.assert_array_equal(pipeline.make(one, 0, sample, 0)["image"], alone[sample])
     stage = pipeline._videos[0]
-    assert stage._ahead == stage._places_in == {}
+    assert stage.videos.ahead == stage.videos._unknown == {}
     # open groups need the one before
     once = len(set(fed)) * (2 if name == "open_groups.mp4" else 1)
     assert (len(fed) <= once) == (frames_kept == 1000)
-    stage._end_current()
-    assert (stage.shared.kept, stage.shared.wanted, stage.shared.kept_bytes) == ({}, {}, 0)
+    stage.videos.end()
+    assert (stage.videos.kept, stage.videos.wanted, stage.videos.kept_bytes) == ({}, {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_clips_of_one_group_are_decoded_in_one_pass(videos, monkeypatch, name, f
 def test_frames_are_kept_in_the_size_of_the_next_step(videos, monkeypatch, resize, behind, is_smaller) -> None:
     """If that is smaller: so more of them have room, with the same bytes."""
     steps, file = [DecodeVideo(frames=16, stride=1, start="at"), resize, *behind], videos / "h264.mp4"
-    monkeypatch.setattr(shared, "SHARED_BYTES_MAX", 20 * WIDTH * HEIGHT * 3 // 2)
+    monkeypatch.setattr(opened_videos, "SHARED_BYTES_MAX", 20 * WIDTH * HEIGHT * 3 // 2)
     values = [{"video": media(file, "a name"), "at": at} for at in SEGMENTS]
     found = []
     for shrinks in (lambda _step: False, stages.shrinks):
@@ -327,10 +327,10 @@ def test_samples_that_are_not_made_are_forgotten(videos) -> None:
     stage = pipeline._videos[0]
     for sample in (1, 2, 3):
         pipeline.forget(5, sample)
-    assert [place[1] for place in stage._ahead] == [1]  # it was announced twice
+    assert [place[1] for place in stage.videos.ahead] == [1]  # it was announced twice
     pipeline.forget(5, 1)
-    stage._end_current()
-    assert stage._ahead == stage._places_in == stage.shared.kept == stage.shared.wanted == {}
+    stage.videos.end()
+    assert stage.videos.ahead == stage.videos._unknown == stage.videos.kept == stage.videos.wanted == {}
 
 
 @pytest.mark.parametrize(("packet", "expected"), [(18, {1, 3}), (20, set()), (25, {1, 3})])

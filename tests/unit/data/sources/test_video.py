@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.data.media import frames as media_frames
-from batchd.data.media import opened as open_videos
+from batchd.data.media import opened as opened_videos
 from batchd.data.media.containers import READ_BYTES, PlainFile, open_video, packets_of
 from batchd.data.media.frames import Pixels, VideoFrames
 from batchd.data.samples.columns import Column
@@ -140,15 +140,15 @@ def test_announced_samples_share_one_pass_over_their_group(videos, monkeypatch, 
     with opened(source) as (reader, index):
         alone = [reader.read(sample)["image"].copy() for sample in range(len(index))]
     monkeypatch.setattr(VideoFrames, "_packets", counted)
-    monkeypatch.setattr(open_videos, "SHARED_BYTES_MAX", room)
+    monkeypatch.setattr(opened_videos, "SHARED_BYTES_MAX", room)
     order = random.Random(3).sample(range(len(alone)), len(alone))
     with opened(source) as (reader, _index):
         reader.prefetch(order)
         for sample in order:
             np.testing.assert_array_equal(reader.read(sample)["image"], alone[sample])
         assert (len(fed) == FRAMES) == (room == 1 << 20)
-        assert reader._videos._shared.kept == {}
-        assert reader._videos._shared.kept_bytes == 0
+        assert reader._videos.videos.kept == {}
+        assert reader._videos.videos.kept_bytes == 0
 
 
 def test_samples_that_are_not_read_are_forgotten(videos) -> None:
@@ -160,9 +160,9 @@ def test_samples_that_are_not_read_are_forgotten(videos) -> None:
         requested = storage.begin_reading_block()
         reader.prefetch(range(8))
         reader.read(2)
-        assert len(reader._videos._shared.kept) == 16
+        assert len(reader._videos.videos.kept) == 16
         requested.forget()
-        assert (reader._videos._shared.kept, reader._videos._shared.wanted) == ({}, {})
+        assert (reader._videos.videos.kept, reader._videos.videos.wanted) == ({}, {})
 
 
 @pytest.mark.parametrize("order", [[20, 5, 70, 10], [70, 5, 10, 20]])
