@@ -54,10 +54,10 @@ def serve(
         stack.callback(lifeline.close)
         import batchd_client.daemon  # noqa: F401, PLC0415  a script connects next: load it meanwhile
 
-        yield _address(child, start_timeout_s)
+        yield address_of_child(child, start_timeout_s)
 
 
-def _address(child: Child, timeout_s: float) -> str:
+def address_of_child(child: Child, timeout_s: float) -> str:
     """Wait for the line with the daemon's address. Raises ``BatchdError``."""
     deadline = monotonic() + timeout_s
     poller = select.poll()  # a script may have more descriptors than ``select`` takes

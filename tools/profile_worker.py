@@ -77,7 +77,7 @@ def main() -> int:
         sys.exit("batchd's JPEG extension is not built: apt-get install gcc libjpeg62-turbo-dev, make setup")
     _link_with_symbols()
     image_us, samples = _profile(options.data.resolve(), options.seconds)
-    parts = _parts(samples)
+    parts = parts_by_size(samples)
     for name, share in parts:
         print(f"{share:6.1%} {share * image_us:7.0f} us  {name}")
     print(f"{image_us:.0f} us of CPU for a photograph, {sum(samples.values())} samples")
@@ -138,7 +138,7 @@ def _profile(data: Path, seconds: float) -> tuple[float, Counter[str]]:
                 if perf.wait():
                     sys.exit("perf could not record: it needs root, or kernel.perf_event_paranoid = 1")
         text = subprocess.check_output(["perf", "script", "-i", recorded, "-F", "ip,sym,dso"], text=True)
-    return 1e6 * cpu_s / images, Counter(map(_part_of, filter(None, text.split("\n\n"))))
+    return 1e6 * cpu_s / images, Counter(map(part_of, filter(None, text.split("\n\n"))))
 
 
 def _done(daemon: batchd_client.Daemon, pids: list[int]) -> tuple[float, int]:
@@ -148,7 +148,7 @@ def _done(daemon: batchd_client.Daemon, pids: list[int]) -> tuple[float, int]:
     return sum(int(user) + int(system) for user, system in ticks) / os.sysconf("SC_CLK_TCK"), decoded
 
 
-def _part_of(stack: str) -> str:
+def part_of(stack: str) -> str:
     """The part of a sample, by its stack: a line for each function, the innermost first."""
     frames = re.findall(r"^\s*[0-9a-f]+ (.*) \((.*)\)$", stack, re.MULTILINE)
     if not frames:
@@ -161,7 +161,7 @@ def _part_of(stack: str) -> str:
     return next(fits, OTHER)
 
 
-def _parts(samples: Counter[str]) -> list[tuple[str, float]]:
+def parts_by_size(samples: Counter[str]) -> list[tuple[str, float]]:
     """Each part with its share, the largest first; small ones are one."""
     total = sum(samples.values())
     shares = {name: count / total for name, count in samples.most_common()}

@@ -246,7 +246,7 @@ def _grid(
             drawn = overlays[index] if overlays else ()
             tile = _tile(picture if layout.is_bgr else picture[:, :, ::-1], drawn)
             sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = tile
-        caption = _caption(captions[index])
+        caption = shortened_caption(captions[index])
         baseline = (left, top + TILE_PIXELS + CAPTION_PIXELS - 7)
         cv2.putText(sheet, caption, baseline, cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, INK, 1, cv2.LINE_AA)
     return sheet
@@ -266,7 +266,8 @@ def _tile(image: Image, drawn: Sequence[tuple[Overlay, Image]]) -> Image:
     return tile
 
 
-def _caption(text: str) -> str:
+def shortened_caption(text: str) -> str:
+    """The caption in ASCII, cut to the width of a tile with its end marked."""
     room = int(TILE_PIXELS / CHARACTER_PIXELS)
     plain = text.encode("ascii", "replace").decode()
     return plain if len(plain) <= room else plain[: room - 2] + ".."

@@ -98,10 +98,10 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     if grouping is None and not any(isinstance(step, Decode) for step in steps):
         own = any(isinstance(step, Call) for step in whole)
         yield f"{plan.name}: no image is decoded" + (" in front of your function" if own else "")
-    yield from _after_steps(plan, index, epochs, pass_)
+    yield from rows_after_steps(plan, index, epochs, pass_)
 
 
-def _after_steps(plan: StreamPlan, index: SourceIndex, epochs: Plan, pass_: MeasureOptions) -> Iterator[str]:
+def rows_after_steps(plan: StreamPlan, index: SourceIndex, epochs: Plan, pass_: MeasureOptions) -> Iterator[str]:
     """The fields of the first good sample, in the source and after each step."""
     samples = _first_samples(epochs, index)
     try:

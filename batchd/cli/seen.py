@@ -143,9 +143,9 @@ def command(
             raise click.UsageError("say how far the run is: --state FILE, --epochs N or --until EPOCH:STEP")
         state, _written_s = read_state(ended)
         end = state.position
-    bad = _Bad.read(bad_file) if bad_file is not None else _Bad()
+    bad = KnownBad.read(bad_file) if bad_file is not None else KnownBad()
     if (running or address is not None) and bad_file is None:
-        bad = _Bad.ask(stream, address)
+        bad = KnownBad.ask(stream, address)
     lookup = SampleLookup(config, stream, bad.samples)
     check_fingerprint(lookup.card(), served, None, "the daemon serves")
     check_fingerprint(lookup.card(), card, state)
@@ -177,7 +177,7 @@ def _show_journal(journal: JournalReader, wanted: tuple[str, int], end: Position
 
 
 @dataclass(frozen=True, slots=True)
-class _Bad:
+class KnownBad:
     """Bad samples that are known. ``where``: who knows them; "" if no one was asked."""
 
     samples: tuple[int, ...] = ()
@@ -185,7 +185,7 @@ class _Bad:
     where: str = ""
 
     @classmethod
-    def read(cls, file: Path) -> "_Bad":
+    def read(cls, file: Path) -> "KnownBad":
         """Read what `batchd bad --json` printed, or the daemon's file. Raises ``BatchdError``."""
         try:
             text = file.read_text(encoding="utf-8")
@@ -203,7 +203,7 @@ class _Bad:
         return cls(samples, len(samples) if total is None else total, str(file))
 
     @classmethod
-    def ask(cls, stream: str, address: str | None) -> "_Bad":
+    def ask(cls, stream: str, address: str | None) -> "KnownBad":
         """Ask the daemon. Raises ``BatchdError``."""
         with running_daemon(address) as session, client_errors():
             deadline = monotonic() + ANSWER_TIMEOUT_S
@@ -219,7 +219,7 @@ class _Bad:
         return f"{counted(self.total, 'bad sample')} considered, as {self.where} lists them"
 
 
-def _plain(seen: Seen, lookup: SampleLookup, bad: _Bad, replayer: Replayer | None) -> dict[str, object]:
+def _plain(seen: Seen, lookup: SampleLookup, bad: KnownBad, replayer: Replayer | None) -> dict[str, object]:
     """The facts as JSON; places only of a few samples, or if rows are made."""
     plain: dict[str, object] = {
         "stream": seen.stream,
@@ -249,7 +249,7 @@ def _made(seen: Seen, replayer: Replayer | None) -> Iterator[tuple[SeenPlace, Re
         yield place, made
 
 
-def _shown(seen: Seen, lookup: SampleLookup, bad: _Bad, replayer: Replayer | None) -> Iterator[str]:
+def _shown(seen: Seen, lookup: SampleLookup, bad: KnownBad, replayer: Replayer | None) -> Iterator[str]:
     """The facts as lines of text."""
     epoch, step = seen.until
     samples = counted(len(seen.samples), "sample")

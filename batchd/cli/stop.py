@@ -65,14 +65,14 @@ def _open(pid: int) -> int:
         process = os.pidfd_open(pid)
     except OSError:
         raise DaemonUnreachable(f"the daemon (pid {pid}) has just ended, or is in another container") from None
-    unit = _unit_of(pid)
+    unit = service_of(pid)
     if unit:
         os.close(process)
         raise BatchdError(f"the daemon (pid {pid}) is a service, which may be started again: systemctl stop {unit}")
     return process
 
 
-def _unit_of(pid: int) -> str:
+def service_of(pid: int) -> str:
     """The unit of systemd whose main process this is; "" if it is none."""
     with suppress(OSError):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

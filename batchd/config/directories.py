@@ -17,7 +17,7 @@ def choose_runtime_directory(configured: Path | None) -> RuntimeDirectory:
 
     Raises ``ConfigInvalid`` if there is none, or if the path is too long for a socket.
     """
-    directory = configured or next(filter(_is_usable, candidate_directories()), None)
+    directory = configured or next(filter(is_usable, candidate_directories()), None)
     if directory is None:
         text = (
             f"no directory for the sockets: uid {os.geteuid()} may not write "
@@ -33,7 +33,7 @@ def choose_runtime_directory(configured: Path | None) -> RuntimeDirectory:
         ) from None
 
 
-def _is_usable(directory: Path) -> bool:
+def is_usable(directory: Path) -> bool:
     """True if this user may create sockets in it, or may create it."""
     existing = directory if os.path.exists(directory) else directory.parent  # noqa: PTH110  Path's may raise
     return os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)  # noqa: PTH112  the same

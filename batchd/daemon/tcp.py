@@ -101,7 +101,7 @@ class TcpDoor(TcpFront, Door):
 
     def counts(self) -> TcpCounts:
         """Number of connections of all kinds, for ``batchd status``."""
-        guard = self._guard
+        guard = self.guard
         return TcpCounts(len(guard), len(guard.pending()), guard.closed, self.failed_handshakes, self.sent_bytes)
 
     def __contains__(self, number: int) -> bool:
@@ -175,7 +175,7 @@ class TcpDoor(TcpFront, Door):
 
     def tick(self) -> None:
         """Note the bytes sent so far; end the sessions of revoked keys and of lost connections."""
-        self._guard.tick()
+        self.guard.tick()
         for session in self.trainers():
             is_there = all(map(self._is_there, session.connections))
             session.ticks_adrift = 0 if is_there else session.ticks_adrift + 1

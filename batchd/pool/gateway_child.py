@@ -79,7 +79,7 @@ class GatewayChild:
         self._poller = poller
         self._arguments = arguments
         self._events = events
-        self._child: Child | None = None
+        self.child: Child | None = None
         self._channel: socket.socket
         self._fills = Outbox(self._send_data)
         """Orders of this round of the loop."""
@@ -93,7 +93,7 @@ class GatewayChild:
     @property
     def is_up(self) -> bool:
         """Whether there is a process."""
-        return self._child is not None
+        return self.child is not None
 
     def spawn(self) -> None:
         """Start a gateway. Raises ``OSError``, and then there is none."""
@@ -107,7 +107,7 @@ class GatewayChild:
             where_it_fails.callback(self._poller.unwatch, channel.fileno())
             self._poller.watch(child.pidfd, self._on_exit)
             where_it_fails.pop_all()
-        self._child, self._channel = child, channel
+        self.child, self._channel = child, channel
         channel.setblocking(False)
 
     def wait_listening(self) -> None:
@@ -163,7 +163,7 @@ class GatewayChild:
 
     def fill(self, order: messages.SlotOrder) -> None:
         """Send an order, together with the others of this round of the loop."""
-        if self._child is not None:
+        if self.child is not None:
             self._fills.add(order)
 
     def flush(self) -> None:
@@ -171,7 +171,7 @@ class GatewayChild:
         self._fills.flush()
 
     def _send_data(self, data: bytes, *descriptors: int) -> None:
-        if self._child is None:
+        if self.child is None:
             return
         if not self._unsent:
             try:
@@ -194,7 +194,7 @@ class GatewayChild:
 
     def let_go(self) -> Child | None:
         """Close the channel, so that the process ends; it is the caller's now, None without one."""
-        child, self._child = self._child, None
+        child, self.child = self.child, None
         if child is None:
             return None
         for descriptor in (child.pidfd, self._channel.fileno()):
@@ -258,9 +258,9 @@ class GatewayChild:
         self._events.heard(self, message)
 
     def _kill(self, reason: str) -> None:
-        if self._child is not None and not self._child.has_ended():
-            _log.warning("gateway killed", gateway=self.number, pid=self._child.pid, reason=reason)
-            self._child.kill()
+        if self.child is not None and not self.child.has_ended():
+            _log.warning("gateway killed", gateway=self.number, pid=self.child.pid, reason=reason)
+            self.child.kill()
 
     def _on_exit(self) -> None:
         """The kernel reports that the gateway has ended. What it reported before still counts."""

@@ -122,7 +122,7 @@ def interface_of(address: str) -> tuple[str, float | None]:
     except ValueError:
         wanted = None  # "*", or the name of a host
     if wanted is not None and not wanted.is_unspecified:
-        names = [name for name in names if wanted in _addresses(name)]
+        names = [name for name in names if wanted in addresses_on(name)]
     elif wanted is not None or address == EVERYWHERE:
         names = [name for name in names if _speed(name) is not None]
     else:
@@ -142,7 +142,7 @@ def _speed(name: str) -> float | None:
     return mbit_per_s * _MBIT_BYTES if mbit_per_s > 0 else None
 
 
-def _addresses(name: str) -> Iterator[IPv4Address | IPv6Address]:
+def addresses_on(name: str) -> Iterator[IPv4Address | IPv6Address]:
     """The first IPv4 address of an interface, and all IPv6 ones."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):
         request = struct.pack(f"{_IFREQ_BYTES}s", name.encode()[:15])

@@ -114,7 +114,7 @@ class OomKills:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._counted = self._count()
+        self._counted = self.count_all()
         self._unexplained = 0
         self._risen_s = 0.0
 
@@ -123,7 +123,7 @@ class OomKills:
 
         Each kill explains one death, soon after it.
         """
-        before, self._counted = self._counted, self._count()
+        before, self._counted = self._counted, self.count_all()
         if now_s - self._risen_s > OOM_KILL_S:
             self._unexplained = 0
         if self._counted > before:
@@ -133,7 +133,8 @@ class OomKills:
         self._unexplained -= is_explained
         return is_explained
 
-    def _count(self) -> int:
+    def count_all(self) -> int:
+        """Kills of the whole machine since its start."""
         with suppress(OSError):
             return numbers_in(self._proc / "vmstat").get("oom_kill", 0)
         return 0

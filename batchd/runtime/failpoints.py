@@ -49,7 +49,14 @@ def _read_environment() -> dict[str, _Failpoint]:
     return _parse(text)
 
 
-_armed = _read_environment()
+def arm() -> None:
+    """Follow the environment as it is now: a fork may have another one than its parent."""
+    global _armed  # noqa: PLW0603  one for the process, as its environment
+    _armed = _read_environment()
+
+
+_armed: dict[str, _Failpoint]
+arm()
 
 
 def passing(name: str, sample: int | None = None) -> None:

@@ -267,7 +267,7 @@ class WorkerStream:
         self._made: list[RowReport] | None = [] if message.tells_rows else None
         """Rows that were made and are not reported yet; None if no one asks how."""
         try:
-            self._maker = SampleMaker(
+            self.maker = SampleMaker(
                 recipe,
                 index,
                 self._stopwatch,
@@ -282,10 +282,10 @@ class WorkerStream:
         except RecipeUnusable as error:
             self._hopeless = str(error)
             return
-        self._opened.callback(self._maker.close)
+        self._opened.callback(self.maker.close)
         if shared is not None and message.siblings and not message.tells_rows:
-            self._maker.join(shared, message.siblings)
-            self._sibling = self._maker.sibling
+            self.maker.join(shared, message.siblings)
+            self._sibling = self.maker.sibling
         if isinstance(self._plan.order, BlockOrder):
             self._blocks = BlocksAhead(self._plan.order, self._request_block, self._plan.repeats)
             self._opened.callback(self._blocks.close)
@@ -293,12 +293,12 @@ class WorkerStream:
             message=message,
             layout=self.layout,
             plan=self._plan,
-            maker=self._maker,
+            maker=self.maker,
             note=note,
             stopwatch=self._stopwatch,
             quarantined=self.quarantined,
             made=self._made,
-            draws=self._maker.note_draws() if message.tells_rows else [],
+            draws=self.maker.note_draws() if message.tells_rows else [],
         )
         self._strategy = _strategy(context)
 
@@ -339,7 +339,7 @@ class WorkerStream:
         try:
             if order.announced is not None:
                 listen()
-                self._maker.begin_announced(order.announced, listen)
+                self.maker.begin_announced(order.announced, listen)
                 waits = order.announced.requested.has_begun or order.announced.blocks
                 self._strategy.before_sample = listen if waits else None
             rest = deque(self._in_slot(*one, slots) for one in order.chunks)
@@ -467,7 +467,7 @@ class WorkerStream:
             samples = self._plan_rows(Position(chunk.epoch, chunk.step), rows)
             chunks.append((chunk, range(len(rows)) if message.is_packed else rows, samples))
         announced = None
-        if self._hopeless is None and self._maker.reads_ahead:
+        if self._hopeless is None and self.maker.reads_ahead:
             try:
                 announced = self._announce(chunks)
             except (StepInvalid, FunctionUnusable) as error:
@@ -488,17 +488,17 @@ class WorkerStream:
             wanted += good
             draw_epoch = self._plan.draw_epoch(Position(chunk.epoch, chunk.step))
             shared += [(draw_epoch, sample) for sample in good]
-            wanted += [other for sample in contents.flat for other in self._maker.others(draw_epoch, int(sample))]
+            wanted += [other for sample in contents.flat for other in self.maker.others(draw_epoch, int(sample))]
         epochs = {self._plan.draw_epoch(Position(chunk.epoch, chunk.step)) for chunk, _rows, _samples in chunks}
-        announced = self._maker.announce(self._maker.to_read(wanted), min(epochs) if len(epochs) == 1 else None)
-        self._maker.share(shared, announced.requested)
+        announced = self.maker.announce(self.maker.to_read(wanted), min(epochs) if len(epochs) == 1 else None)
+        self.maker.share(shared, announced.requested)
         return announced._replace(blocks=tuple(blocks))
 
     def _request_block(self, epoch: int, samples: Sequence[int]) -> Requested:
         """Request a block for several orders."""
-        requested = self._maker.request_block(samples)
+        requested = self.maker.request_block(samples)
         copies = (copy << COPY_BIT | epoch for copy in range(self._plan.repeats))
-        self._maker.share(((copy, sample) for copy in copies for sample in samples), requested)
+        self.maker.share(((copy, sample) for copy in copies for sample in samples), requested)
         return requested
 
 

@@ -71,3 +71,7 @@ class NoteMemory:
     def clear(self) -> None:
         """Between samples."""
         NOTE.pack_into(self._memory, 0, self._order, 0, 0)
+
+    def close(self) -> None:
+        """End the mapping; the descriptor stays."""
+        self._memory.close()

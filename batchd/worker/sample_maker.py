@@ -108,7 +108,7 @@ class SampleMaker:
     """
 
     _cached: CachedReader | None = None
-    _first: Pipeline | None = None
+    first_steps: Pipeline | None = None
     """Makes what is kept by a cache of decoded samples, with and without one, or by ``_near``."""
     _near: NearSamples | None = None
     """Samples that are about to join others."""
@@ -163,9 +163,9 @@ class SampleMaker:
         )
         with ExitStack() as where_it_fails:
             try:
-                self._reader = self._source = open_reader(source, index, recipe.record_bytes_max, storage)
-                where_it_fails.callback(self._reader.close)
-                self.mailbox = self._reader if isinstance(self._reader, PushReader) else None
+                self.reader = self._source = open_reader(source, index, recipe.record_bytes_max, storage)
+                where_it_fails.callback(self.reader.close)
+                self.mailbox = self.reader if isinstance(self.reader, PushReader) else None
                 if self.mailbox is not None:
                     self.mailbox.attach(*others)
                 if cache != "off":
@@ -174,7 +174,7 @@ class SampleMaker:
                     where_it_fails.callback(kept.close)
                     self._use(kept, cache)
                 if cut:
-                    self._first = Pipeline(
+                    self.first_steps = Pipeline(
                         columns,
                         steps[:cut],
                         recipe.seed,
@@ -182,7 +182,7 @@ class SampleMaker:
                         timings=timings,
                         kept=None if recipe.cut else kept_files,
                     )
-                    columns = list(self._first.columns.values())
+                    columns = list(self.first_steps.columns.values())
                 self._pipeline = Pipeline(
                     columns,
                     steps[cut:],
@@ -194,7 +194,7 @@ class SampleMaker:
                     measures=measures,
                 )
                 makes_no_values = not cut or self._cached is not None
-                self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and makes_no_values else None
+                self._rows_reader = self.reader if isinstance(self.reader, ReadsRows) and makes_no_values else None
                 if self._rows_reader is not None and not (self._pipeline.runs_rows and self._rows_reader.reads_rows()):
                     self._rows_reader = None
                 places_files = self._cached is not None and self._cached.places is not None
@@ -217,7 +217,7 @@ class SampleMaker:
         if kind == "media":
             self._kept_files.facts = KeyedCache(cache)
             return
-        self._reader = self._cached = CachedReader(self._reader, cache, kind, files=self._kept_files)
+        self.reader = self._cached = CachedReader(self.reader, cache, kind, files=self._kept_files)
         self._keeping = self._stopwatch.timings.part(KEEP_PART)
 
     def join(self, shared: SharedBoxes, siblings: str) -> None:
@@ -266,7 +266,7 @@ class SampleMaker:
             is_whole = epoch is None or self._pipeline.joins
             self._cached.plan_part = None if is_whole else partial(self._pipeline.part, epoch or 0)
         requested = self._storage.begin_reading_ahead()
-        read_ahead(self._reader, samples)
+        read_ahead(self.reader, samples)
         return Announced(requested, {} if self._cached is None else self._cached.parts)
 
     def others(self, epoch: int, sample: int) -> list[int]:
@@ -285,7 +285,7 @@ class SampleMaker:
         if self._cached is not None:
             self._cached.plan_part = None
         requested = self._storage.begin_reading_block()
-        read_ahead(self._reader, samples)
+        read_ahead(self.reader, samples)
         return requested
 
     def share(self, wanted: Iterable[tuple[int, int]], requested: Requested) -> None:
@@ -330,12 +330,12 @@ class SampleMaker:
     def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
         """The elements of a field in each sample, int64 ``[samples]``, 0 if it has to be made."""
         keeps_length = all(step.keeps_length or field not in (step.changes or {field}) for step in self._steps)
-        if not keeps_length or not isinstance(self._reader, ReadsLengths):
+        if not keeps_length or not isinstance(self.reader, ReadsLengths):
             return np.zeros(len(samples), np.int64)
         self._ahead.requested.forget()
         self._ahead = Announced(self._storage.begin_reading_ahead(), {})
         self._storage.begin_sample()
-        return self._reader.lengths(samples, field)
+        return self.reader.lengths(samples, field)
 
     def plan(self, epoch: int, sample: int) -> ImagePlan | None:
         """What the first stage on an image would make of a sample, as ``Pipeline.plan``."""
@@ -430,7 +430,7 @@ class SampleMaker:
                 continue
             failpoints.passing("worker.sample.begin", sample)
             fields = {name: array[row, ...] for name, array in arrays.items()}
-            known = self._reader.known(sample)
+            known = self.reader.known(sample)
             with suppress(SampleUndecodable):
                 task = self._pipeline.file_task(self._files_stage, file, known, epoch, sample, fields)
                 if task is not None:
@@ -472,7 +472,7 @@ class SampleMaker:
 
     def modified_ns(self, sample: int) -> int:
         """When the file of a sample was last written, in ns since 1970; 0 if that is not known."""
-        file = self._reader.file(sample) if isinstance(self._reader, NamesFiles) else None
+        file = self.reader.file(sample) if isinstance(self.reader, NamesFiles) else None
         if file is None or is_url(file):
             return 0
         try:
@@ -482,11 +482,11 @@ class SampleMaker:
 
     def keep_known(self, sample: int, row: Row) -> None:
         """Write a bad sample's known fields; all others get zeros, or their padding."""
-        self._pipeline.keep(self._reader.known(sample), row)
+        self._pipeline.keep(self.reader.known(sample), row)
 
     def shown_name(self, sample: int) -> str:
         """The path of a sample, for users: only its end if it is long; odd bytes are escaped."""
-        shown = self._reader.name(sample).encode("utf-8", "backslashreplace")
+        shown = self.reader.name(sample).encode("utf-8", "backslashreplace")
         if len(shown) > PATH_BYTES_MAX:
             shown = b"..." + shown[3 - PATH_BYTES_MAX :]
         return shown.decode("utf-8", "ignore")
@@ -504,13 +504,13 @@ class SampleMaker:
         if found is not None:
             return found
         self._storage.begin_sample()
-        values = self._reader.read(sample)
+        values = self.reader.read(sample)
         keeps_samples = self._cached is not None and self._cached.keeps_samples
         self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached and keeps_samples else None)
         failpoints.passing("worker.sample.read", sample)
         is_made = self._keeps_made and self._cached is not None and self._cached.is_hit
-        if self._first is not None and not is_made:
-            values = self._first.make(values, epoch, sample, attempt)
+        if self.first_steps is not None and not is_made:
+            values = self.first_steps.make(values, epoch, sample, attempt)
             if self._keeps_made and self._cached is not None:
                 self._cached.offer(values)
             if self._near is not None:

@@ -197,7 +197,7 @@ class SampleMeasurer(SampleTask):
         self.cache = message.cache
         self._field, self._by, self._epoch = message.field, message.by, message.epoch
         self.measures = message.by == "length"
-        self._patches = _patches_of(self._steps, message.field)
+        self._patches = patches_of(self._steps, message.field)
 
     @cached_property
     def _row_maker(self) -> tuple[SampleMaker, dict[str, NDArray[np.generic]]] | None:
@@ -278,7 +278,7 @@ class SampleMeasurer(SampleTask):
             raise SizeInvalid(f"{self._maker.shown_name(sample)}: {error}") from None
 
 
-def _patches_of(steps: Sequence[StepOptions], field: str) -> Patches | None:
+def patches_of(steps: Sequence[StepOptions], field: str) -> Patches | None:
     """The step that cuts ``field``, if all steps on it are planned from the header of a file."""
     on_field = [step for step in steps if field in (step.changes or {field})]
     first = next((place for place, step in enumerate(steps) if isinstance(step, ImageStep)), 0)

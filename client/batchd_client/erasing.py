@@ -94,11 +94,11 @@ def erased(fields: Mapping[str, Values], image: str = "image", *, in_place: bool
     if not in_place:
         whole[...] = images
     written = channels_first(on_host(whole) if is_on_host(whole) else whole)
-    _write(written, *map(on_host, (boxes, *keys)))
+    write_noise(written, *map(on_host, (boxes, *keys)))
     return whole
 
 
-def _write(pixels: Values, boxes: NDArray[np.int32], keys: NDArray[np.int32] | None = None) -> None:
+def write_noise(pixels: Values, boxes: NDArray[np.int32], keys: NDArray[np.int32] | None = None) -> None:
     """Cover the boxes, one of each row after the other: where two overlap, the later one counts."""
     for number in range(boxes.shape[1]):
         of_rows, is_color = boxes[:, number], keys is not None and keys.ndim > 1
@@ -117,7 +117,7 @@ def _cover_in_cache(
     made: Values = 0
     for place, (row, (left, top, right, bottom)) in enumerate(zip(rows, boxes, strict=True)):
         if keys is not None:
-            made = _normal(_hashed(places[:1, :1] if is_color else places[top:bottom, left:right], keys[place]), pixels)
+            made = _normal(hashed(places[:1, :1] if is_color else places[top:bottom, left:right], keys[place]), pixels)
         pixels[row, :, top:bottom, left:right] = made
 
 
@@ -128,7 +128,7 @@ def _cover_at_once(
     down, across, of, *key = pixels_of(boxes, np.stack([rows] if keys is None else [rows, keys]), pixels)
     made: Values = 0
     if key:
-        made = _normal(_hashed(down * 0 if is_color else (down << _ROW_BITS) + across, key[0]), pixels).T
+        made = _normal(hashed(down * 0 if is_color else (down << _ROW_BITS) + across, key[0]), pixels).T
     pixels[of, :, down, across] = made
 
 
@@ -141,12 +141,12 @@ def _masked(images: Values, boxes: Values, keys: Values = None) -> Values:
     for number in range(boxes.shape[1]):
         if keys is not None:
             of_rows = (places, keys) if keys.ndim == 1 else (places[:1, :1] * 0, keys[:, number])
-            made = of_library.moveaxis(_normal(_hashed(of_rows[0], of_rows[1][:, None, None]), pixels), 0, 1)
+            made = of_library.moveaxis(_normal(hashed(of_rows[0], of_rows[1][:, None, None]), pixels), 0, 1)
         pixels = of_library.where(is_inside(boxes[:, number], height, width), made, pixels)
     return of_library.moveaxis(pixels, 1, -1) if is_last else pixels
 
 
-def _hashed(places: Values, keys: Values) -> Values:
+def hashed(places: Values, keys: Values) -> Values:
     """Random bits of places for each of some keys: int32, of the shape of both."""
     words = places + keys
     words = (words ^ words >> 16 & 0xFFFF) * _FACTORS[0]
@@ -163,12 +163,12 @@ def _normal(words: Values, pixels: Values) -> Values:
     channels = pixels.shape[1]
     factors = np.array(_CHANNELS[:channels], np.int32).reshape(channels, *(1,) * words.ndim)
     places = words * beside(pixels, factors) >> 32 - _QUANTILE_BITS & (1 << _QUANTILE_BITS) - 1
-    table = beside(pixels, _quantiles(), pixels.dtype)
+    table = beside(pixels, quantiles(), pixels.dtype)
     return table.take(places) if isinstance(table, np.ndarray) else table[places]
 
 
 @lru_cache(maxsize=1)
-def _quantiles() -> NDArray[np.float32]:
+def quantiles() -> NDArray[np.float32]:
     """The normal numbers: float32 ``[2^12]``."""
     find, steps, whole = NormalDist().inv_cdf, 2 << _QUANTILE_BITS, 1 << _FRACTION_BITS
     return np.array([round(find(place / steps) * whole) / whole for place in range(1, steps, 2)], np.float32)

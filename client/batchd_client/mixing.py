@@ -131,7 +131,7 @@ def mixed(
     elif is_on_host(images):
         whole = beside(images, _by_row(on_host(images), partners, shares, boxes, in_place=in_place))
     else:
-        whole = _at_once(images, partners, shares, boxes, in_place=in_place)
+        whole = mixed_at_once(images, partners, shares, boxes, in_place=in_place)
     if is_writable(labels):
         partners, shares = beside(labels, partners), beside(labels, shares)
     return whole, _targets(labels, partners, shares[:, None], classes, mixing.smoothing)
@@ -174,7 +174,7 @@ def _in_cycles(pixels: Array, partners: NDArray[np.int32]) -> Iterator[tuple[int
             row = partner
 
 
-def _at_once(
+def mixed_at_once(
     images: Values,
     partners: NDArray[np.int32],
     shares: NDArray[np.float32],

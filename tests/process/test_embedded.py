@@ -13,7 +13,7 @@ import pytest
 
 import batchd
 import batchd_client
-from batchd.embedded import _address
+from batchd.embedded import address_of_child
 from batchd.errors import BatchdError
 from batchd.runtime.children import Child
 from batchd_client import discovery
@@ -98,7 +98,7 @@ def test_the_address_is_the_line_that_begins_as_one():
     """A user's source may print text before and after that line."""
     says = "print('scanning'); print('ipc:///run/x'); print('ready')"
     with Child(subprocess.Popen([sys.executable, "-c", says], stdout=subprocess.PIPE)) as child:
-        assert _address(child, PATIENCE_S) == "ipc:///run/x"
+        assert address_of_child(child, PATIENCE_S) == "ipc:///run/x"
 
 
 def test_an_exception_in_the_script_ends_the_daemon_too(config):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import batchd_client
-from batchd.cli.stop import _unit_of
+from batchd.cli.stop import service_of
 from support.commands import batchd
 from support.expected import Expected
 from support.kernel import is_alive, is_stopped
@@ -67,7 +67,7 @@ def test_stop_ends_the_daemon_and_waits_until_it_is_gone(start_daemon):
 def test_a_daemon_of_a_service_is_not_stopped_behind_its_manager(start_daemon, monkeypatch):
     """The manager would restart it, or the service would be down without notice."""
     daemon = start_daemon()
-    monkeypatch.setattr("batchd.cli.stop._unit_of", lambda _pid: "batchd.service")
+    monkeypatch.setattr("batchd.cli.stop.service_of", lambda _pid: "batchd.service")
 
     said = batchd("stop", address=daemon.address, status=1).stderr
 
@@ -84,7 +84,7 @@ def test_the_main_process_of_a_service_is_known_by_its_own_number(number, is_mai
         try:
             environment = Path(f"/proc/{process.pid}/environ")
             wait_until(lambda: b"SYSTEMD_EXEC_PID=" in environment.read_bytes(), "it runs")
-            assert bool(_unit_of(process.pid)) is is_main
+            assert bool(service_of(process.pid)) is is_main
         finally:
             process.kill()
 

@@ -610,7 +610,7 @@ def test_every_kind_of_source_finds_the_samples_of_a_file_and_of_a_label(golden)
             file = text.partition(": ")[0]
             in_file = [sample for sample, other in names.items() if other.partition(": ")[0] == file]
             assert lookup.of_file(file).tolist() == lookup.of_file(f"{file[:-2]}*").tolist() == in_file, name
-        known = [lookup._reader.known(sample).get("label") for sample in names]
+        known = [lookup.reader.known(sample).get("label") for sample in names]
         if None not in known:
             label = int(known[-1])
             assert lookup.of_label(str(label)).tolist() == [one for one, of in enumerate(known) if of == label], name

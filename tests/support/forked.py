@@ -60,7 +60,7 @@ def _run(act: Callable[[], int], arguments: Sequence[str], given: bytes, output:
         os.dup2(output, 1)
         sys.argv[1:] = arguments
         sys.stdin, sys.stdout = io.TextIOWrapper(io.BytesIO(given)), os.fdopen(1, "w")
-        failpoints._armed = failpoints._read_environment()
+        failpoints.arm()
         status = act()
     except BaseException:  # noqa: BLE001  nothing may return into the test
         traceback.print_exc()

@@ -238,7 +238,7 @@ def _become(
     os.chdir(folder)
     paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [folder, *paths, *(path for path in sys.path[1:] if path != TESTS)]
-    failpoints._armed = failpoints._read_environment()
+    failpoints.arm()
     sys.argv[1:] = words[1:]
     run_module(words[0], run_name="__main__", alter_sys=True)
 

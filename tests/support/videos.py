@@ -3,14 +3,17 @@
 Every frame shows its own number in twelve blocks, which survive any codec.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+
+from batchd.data.media.frames import VideoFrames
 
 HEIGHT, WIDTH = 48, 64
 ROWS, COLUMNS = 3, 4
@@ -96,3 +99,17 @@ def decoded_in_order(path: Path) -> list[av.VideoFrame]:
     with av.open(path) as container:
         container.streams.video[0].codec_context.thread_count = 1
         return list(container.decode(video=0))
+
+
+def fed_packets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The packets that decoders get from now on, by their number in the file."""
+    fed: list[int] = []
+    packets = VideoFrames.packets
+
+    def counted(self: VideoFrames, first: int, last: int) -> Iterator[tuple[int, av.Packet]]:
+        for number, packet in packets(self, first, last):
+            fed.append(number)
+            yield number, packet
+
+    monkeypatch.setattr(VideoFrames, "packets", counted)
+    return fed

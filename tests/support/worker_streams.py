@@ -44,7 +44,7 @@ class WorkerStreams:
         os.truncate(descriptor, NOTE_BYTES)
         self.note = NoteMemory(descriptor)
         stack.callback(os.close, descriptor)
-        stack.callback(self.note._memory.close)
+        stack.callback(self.note.close)
 
     def start(
         self,

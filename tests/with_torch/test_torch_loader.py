@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make tes
 import batchd_client  # noqa: E402
 from batchd.core.erasing import RowErasing  # noqa: E402
 from batchd.core.mixing import RowMixing  # noqa: E402
-from batchd_client.erasing import _write, erased  # noqa: E402
+from batchd_client.erasing import erased, write_noise  # noqa: E402
 from batchd_client.errors import (  # noqa: E402
     RankInvalid,
     TensorsInvalid,
 )
-from batchd_client.mixing import MIX_FIELDS, Mixing, _at_once, mixed  # noqa: E402
+from batchd_client.mixing import MIX_FIELDS, Mixing, mixed, mixed_at_once  # noqa: E402
 from batchd_client.pixels import channels_first  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
 from batchd_wire.position import Position  # noqa: E402
@@ -121,7 +121,7 @@ def test_a_device_erases_as_the_host_does(fill, dtype):
     numbers = {"erase_box": boxes} | ({} if fill == "mean" else {"erase_key": keys})
     wanted = torch.from_numpy(erased({"image": images.float().numpy(), **numbers})).to(dtype)
     for turned in (images.clone(), images.permute(0, 3, 1, 2).contiguous()):
-        _write(channels_first(turned), *numbers.values())
+        write_noise(channels_first(turned), *numbers.values())
         assert torch.equal(turned if turned.shape[-1] == 3 else turned.permute(0, 2, 3, 1), wanted)
 
 
@@ -153,7 +153,7 @@ def test_a_device_mixes_as_the_host_does(by, kinds, dtype, in_place):
         fields = {"image": images.float().numpy(), "label": np.zeros(rows, int)}
         wanted, _ = mixed(fields | dict(zip(MIX_FIELDS, (partners, shares, boxes), strict=True)), 1)
         for given in (images.clone(), images.permute(0, 3, 1, 2).contiguous(), images.clone().permute(0, 3, 1, 2)):
-            found = _at_once(given, partners, shares, boxes, in_place=in_place)
+            found = mixed_at_once(given, partners, shares, boxes, in_place=in_place)
             assert found.dtype == dtype
             found = found.permute(0, 2, 3, 1) if found.shape[1] == 3 else found
             assert np.allclose(

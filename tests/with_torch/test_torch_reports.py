@@ -181,8 +181,8 @@ def test_a_report_of_another_shape_or_stream_does_not_delay_the_earlier_ones(cud
 
 def test_few_reports_arrive_after_some_pulls(cuda, device, monkeypatch) -> None:
     """A loop that reports now and then does not wait for a full block."""
-    monkeypatch.setattr(module, "_devices", device)
-    monkeypatch.setattr(module, "_is_on_gpu", lambda _values: True)
+    monkeypatch.setattr(module, "device_values", device)
+    monkeypatch.setattr(module, "is_on_gpu", lambda _values: True)
     reports = Reports("photos")
     reports.add(torch.arange(4), ROWS)
     for _pull in range(REPORTS_AT_ONCE):
@@ -194,8 +194,8 @@ def test_few_reports_arrive_after_some_pulls(cuda, device, monkeypatch) -> None:
 
 def test_close_waits_for_a_block_that_is_not_full(device, monkeypatch) -> None:
     """Gradients and other types are taken as of tensors of the host."""
-    monkeypatch.setattr(module, "_devices", device)
-    monkeypatch.setattr(module, "_is_on_gpu", lambda _values: True)
+    monkeypatch.setattr(module, "device_values", device)
+    monkeypatch.setattr(module, "is_on_gpu", lambda _values: True)
     reports = Reports("photos")
     reports.add(torch.arange(4.0, dtype=torch.float64, requires_grad=True), ROWS)
     with torch.inference_mode():

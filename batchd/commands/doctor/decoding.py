@@ -119,7 +119,7 @@ def measure_decoders() -> list[DecoderSpeed]:
     speeds: list[DecoderSpeed] = []
     for _ in range(ROUNDS_MAX):
         for best, force_none in ((plain, "1"), (fast, None)):
-            measured = _measured({FORCE_NONE: force_none})
+            measured = measured_in_a_process({FORCE_NONE: force_none})
             best.update((name, min(ms, best.get(name, ms))) for name, ms in measured.items())
         speeds = [DecoderSpeed(name, ms, plain.get(name)) for name, ms in fast.items()]
         if not speeds or speeds[0].has_simd:
@@ -127,7 +127,8 @@ def measure_decoders() -> list[DecoderSpeed]:
     return speeds
 
 
-def _measured(environment: dict[str, str | None]) -> dict[str, float]:
+def measured_in_a_process(environment: dict[str, str | None]) -> dict[str, float]:
+    """Milliseconds of each decoder in a process of its own; empty if that one fails."""
     with start("batchd.commands.doctor.decoding", environment=environment, stdout=PIPE, stderr=DEVNULL) as child:
         said = child.read(CHILD_TIMEOUT_S, ANSWER_BYTES_MAX)
         if child.end() != 0:

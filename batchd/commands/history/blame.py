@@ -287,7 +287,7 @@ def _compare(grouping: Grouping, way: _Way, shares: int, *, rare: bool) -> Outco
         marked, there = way.draws, hits[chosen]
         if rare:  # too few bad ones are too many good ones
             marked, there = population - way.draws, seen[chosen] - hits[chosen]
-        chances[chosen] = _tails(population, seen[chosen], marked, there)
+        chances[chosen] = hypergeometric_tails(population, seen[chosen], marked, there)
     chances /= RARE_PART if rare else 1 - RARE_PART
     order = np.argsort(chances, kind="stable")
     compared = int((seen > 0).sum())
@@ -311,7 +311,7 @@ def _sums(groups: Numbers, values: Floats, count: int) -> Floats:
     return np.bincount(groups, values, count).astype(np.float64)
 
 
-def _tails(population: float, members: Floats, draws: float, hits: Floats) -> Floats:
+def hypergeometric_tails(population: float, members: Floats, draws: float, hits: Floats) -> Floats:
     """The chance of ``hits`` members or more among so many draws, float64 ``[groups]``.
 
     Hypergeometric; ``hits`` are at least the mean, so the terms fall from the first one on.

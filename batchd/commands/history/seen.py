@@ -245,7 +245,7 @@ class SampleLookup:
         """
         numbers = [int(number) for number in _NUMBER.findall(record)[:1]]
         for pattern in (*(FilePattern(file, number) for number in numbers), FilePattern(file)):
-            names = {sample: self._reader.name(sample) for sample in self._find(pattern)[:RECORDS_MAX].tolist()}
+            names = {sample: self.reader.name(sample) for sample in self._find(pattern)[:RECORDS_MAX].tolist()}
             found = [sample for sample, name in names.items() if name == text or name.startswith(f"{text} (byte ")]
             if found:
                 return np.array(found, np.int64)
@@ -294,10 +294,11 @@ class SampleLookup:
         """The file of a sample, and the record in it; "" if only the user's own code knows that."""
         if any(source.is_own_code for _key, source in sources_in(self._source)):
             return ""
-        return self._reader.name(sample)
+        return self.reader.name(sample)
 
     @cached_property
-    def _reader(self) -> Reader:
+    def reader(self) -> Reader:
+        """Reads the samples of the stream's source."""
         return open_reader(self._source, self.index, 0, self._storage)
 
     # --- where they were --------------------------------------------------------------------------

@@ -224,7 +224,7 @@ class ZmtpConnection:
             return
         while self._unsent:
             together = self._next_bytes()
-            sent = self._write_some(together)
+            sent = self.write_some(together)
             self._unsent_bytes -= sent
             if sent < len(together):
                 self._unsent.appendleft(together[sent:])
@@ -264,7 +264,7 @@ class ZmtpConnection:
         else:
             self._waits_to_write = wanted
 
-    def _write_some(self, data: bytes) -> int:
+    def write_some(self, data: bytes) -> int:
         """Send; return how many bytes the kernel took, or all if the peer is gone."""
         try:
             return self._socket.send(data)

@@ -281,7 +281,7 @@ class VideoFrames:
         if self._is_spoilt:  # after an error the decoder would keep some state
             self._prepare()
         self._decoder.flush_buffers()
-        for number, packet in self._packets(start, last):
+        for number, packet in self.packets(start, last):
             if packet.is_corrupt:
                 raise SampleUnreadable(f"packet {number} is cut")
             time = self.frames.times[number]
@@ -305,7 +305,7 @@ class VideoFrames:
             if frame.pts is not None:
                 yield frame.pts, frame
 
-    def _packets(self, first: int, last: int) -> Iterator[tuple[int, VideoPacket]]:
+    def packets(self, first: int, last: int) -> Iterator[tuple[int, VideoPacket]]:
         """Packets by their numbers, each exactly as in the scan. Raises ``SampleUnreadable``."""
         number = first
         try:

@@ -128,10 +128,10 @@ class Pipeline:
         self._stages = [(stage, part) for stage, _on_rows, part in stages]
         self.joins = _joins(steps, columns, self._stages)
         """The stages that join other samples to one."""
-        self._videos = [] if self.joins else list(_announced(steps, self._stages))
+        self.videos = [] if self.joins else list(_announced(steps, self._stages))
         """The stages that are told which clips samples want that are made later."""
-        for video in self._videos:
-            video.share = len(self._videos)
+        for video in self.videos:
+            video.share = len(self.videos)
         self._ahead = SampleRandom(seed)
         self._others = others
         for (stage, _part), (behind, _its) in pairwise(self._stages):
@@ -245,19 +245,19 @@ class Pipeline:
         """
         self._ahead.start(epoch, sample, 0)
         # each draws its numbers
-        told = [stage.announce(values, self._ahead) for stage in self._videos]
+        told = [stage.announce(values, self._ahead) for stage in self.videos]
         return any(told)
 
     def forget(self, epoch: int, sample: int) -> None:
         """A sample was made, or will not be."""
         self._ahead.start(epoch, sample, 0)
-        for stage in self._videos:
+        for stage in self.videos:
             stage.forget(self._ahead.place)
 
     @property
     def announces(self) -> bool:
         """True if ``announce`` may be of use."""
-        return bool(self._videos)
+        return bool(self.videos)
 
     def _run(
         self,

@@ -36,7 +36,7 @@ _ESTABLISHED = 1
 """TCP state. The kernel may show a connection that is being closed as user 0."""
 _TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 
-_NETLINK_SOCK_DIAG = 4
+NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _REQUEST = 1
 _ANY_COOKIE = (0xFFFF_FFFF, 0xFFFF_FFFF)
@@ -118,9 +118,10 @@ class AccessRules:
         if not theirs[0].is_loopback:
             return False
         user = user_of(theirs, ours)
-        return user is not None and self._is_insider(user)
+        return user is not None and self.is_insider(user)
 
-    def _is_insider(self, user: int) -> bool:
+    def is_insider(self, user: int) -> bool:
+        """True for root, the daemon's own user, and members of its directory's group."""
         if user == unmapped_id("uid"):
             return False
         if user in {0, os.geteuid()}:
@@ -167,7 +168,7 @@ def user_by_question(theirs: Endpoint, ours: Endpoint) -> int | None:
     hosts = [host.packed.ljust(16, b"\0") for host, _port in (theirs, ours)]
     question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << _ESTABLISHED, *ports, *hosts, 0, *_ANY_COOKIE)
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(0)  # the answer is there when ``sendto`` returns
             header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST, 0, 0)
             kernel.sendto(header + question, (0, 0))

@@ -91,7 +91,7 @@ class ContactSheets:
     def _draw(self, stream: str, position: Position) -> None:
         picture, text = b"", f"{_NOT_DRAWN}: the thread that draws it has ended"
         try:
-            picture, text = self._drawn(stream, position)
+            picture, text = self.drawn(stream, position)
         except OSError as error:
             text = f"{_NOT_DRAWN}: {error.strerror or error}"
         except MemoryError:
@@ -107,7 +107,7 @@ class ContactSheets:
             del self._kept[next(iter(self._kept))]
         self._kept[stream] = ContactSheet(picture, text, monotonic())
 
-    def _drawn(self, stream: str, position: Position) -> tuple[bytes, str]:
+    def drawn(self, stream: str, position: Position) -> tuple[bytes, str]:
         """The picture, or b"", and what the command said."""
         with tempfile.TemporaryDirectory(prefix="batchd-sheet-") as folder:
             file = Path(folder) / "sheet.png"

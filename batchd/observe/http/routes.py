@@ -182,7 +182,7 @@ class Router:
     def _page(self, _query: Query) -> Response:
         self._await_first_answer()
         overview = self._recorder.overview()
-        state = f"<p>{NO_ANSWER.capitalize()}.</p>" if overview is None else "\n".join(_tables(overview))
+        state = f"<p>{NO_ANSWER.capitalize()}.</p>" if overview is None else "\n".join(tables_of(overview))
         host = overview.host if overview is not None else ""
         page = self._html.replace(TITLE, f"<title>{escape(host)} · batchd</title>" if host else TITLE, 1)
         return Response(200, "text/html; charset=utf-8", page.replace(STATE_MARK, state, 1).encode())
@@ -347,7 +347,8 @@ def _pool(pool: PoolView) -> dict[str, object]:
 # --- without JavaScript ---------------------------------------------------------------------------
 
 
-def _tables(overview: Overview) -> Iterable[str]:
+def tables_of(overview: Overview) -> Iterable[str]:
+    """The page's facts as HTML tables, for browsers without scripts."""
     host = f" on {escape(overview.host)}" if overview.host else ""
     yield f"<p>batchd {escape(overview.version)}{host}, up {overview.uptime_s:.0f} s</p>"
     yield _table("Trainers", TRAINERS, overview.trainers)

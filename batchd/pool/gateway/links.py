@@ -197,7 +197,7 @@ class WorkerHosts(TcpFront):
 
     def tick(self) -> None:
         """Half a second has passed: end the links of revoked keys and of lost connections."""
-        self._guard.tick()
+        self.guard.tick()
         for link in list(self.links.by_number.values()):
             link.ticks_adrift = 0 if self._is_there(link.connection) else link.ticks_adrift + 1
             if link.ticks_adrift > 1:
@@ -249,17 +249,17 @@ class WorkerHosts(TcpFront):
         if self.links.remove(link):
             closed = LinkClosed(link.number, reason, is_final)
             self._reply_without_session(link.connection.routing, closed.encode())
-            self._guard.close_soon(link.connection.descriptor)
+            self.guard.close_soon(link.connection.descriptor)
             self._loop.ended(link, closed)
 
     def cut_off(self, link: Link, reason: str) -> None:
         """End the link of a worker host that breaks the protocol; keep its address out."""
-        self._guard.ban(peer_network(link.address))
+        self.guard.ban(peer_network(link.address))
         self.end(link, reason)
 
     def expect(self, link: Link, due_bytes: int) -> None:
         """Permit a worker host to send as many bytes as were ordered from it."""
-        self._guard.expect(link.connection.descriptor, due_bytes)
+        self.guard.expect(link.connection.descriptor, due_bytes)
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class WorkerHosts(TcpFront):
         workers = f"a worker host has 1 to {HOST_WORKERS_MAX} workers, not {message.workers}; lower --workers"
         if self._keys is None and not self._rate.admit(network, monotonic()):
             self._reject(routing, head, ErrorCode.TOO_OFTEN, self._rate.complaint(network))
-        elif self._guard.is_banned(network):
+        elif self.guard.is_banned(network):
             self._reject(routing, head, ErrorCode.TOO_OFTEN, f"{network} was disconnected recently; try again later")
         elif self._keys is not None and key is None:
             self._reject(routing, head, ErrorCode.KEY_REFUSED, "the key has been revoked", is_final=True)

@@ -54,12 +54,12 @@ class Gateway:
 
     def __init__(self, channel: socket.socket, keys: RoleKeys | None) -> None:
         self._channel = channel
-        self._results = Outbox(self._send)
+        self.results = Outbox(self._send)
         """Of this round of the loop."""
         self._poller = Poller()
         self._sent_memory = SentMemory(self._poller)
         self.hosts = WorkerHosts(self._poller, keys, self)
-        self._orders = OrderTable()
+        self.orders = OrderTable()
         self._streams = HostStreams()
         self._slots: dict[int, memoryview] = {}
         self._from_daemon: dict[type, Callable[..., None]] = {
@@ -92,12 +92,12 @@ class Gateway:
 
     def run(self) -> NoReturn:
         """Serve until the daemon is gone; then raise ``ChannelClosed``."""
-        self._poller.watch(self._channel.fileno(), self._read_daemon)
+        self._poller.watch(self._channel.fileno(), self.read_daemon)
         self._poller.every(TICK_S, self.hosts.tick)
         self._poller.every(TRAFFIC_S, self._tell_all_traffic)
         while True:
             self.hosts.flush()
-            self._results.flush()
+            self.results.flush()
             ready = self._poller.wait(is_busy=self._streams.is_digesting)
             if self.hosts.rules is not None:
                 self.hosts.receive(ready)
@@ -105,7 +105,7 @@ class Gateway:
 
     def tell(self, message: Message) -> None:
         """Send to the daemon, after the results of this round so far. Raises ``ChannelClosed``."""
-        self._results.flush()
+        self.results.flush()
         self._send(message.encode())
 
     def _send(self, data: bytes) -> None:
@@ -120,7 +120,8 @@ class Gateway:
             else:
                 return
 
-    def _read_daemon(self) -> None:
+    def read_daemon(self) -> None:
+        """Handle the daemon's waiting messages, up to a number of them."""
         for _ in range(DAEMON_MESSAGES_AT_ONCE):
             try:
                 message, descriptors = receive_message(self._channel, messages.TO_GATEWAY)
@@ -174,7 +175,7 @@ class Gateway:
 
         Orders keep its layout until they end. Worker hosts stop sending rows of it.
         """
-        for order in list(self._orders):
+        for order in list(self.orders):
             if order.stream.number == message.stream:
                 self._withdraw(WithdrawOrder(order.link, order.worker, order.number))
         self._streams.forget(message.stream)
@@ -213,7 +214,7 @@ class Gateway:
         fill = messages.FILL.decode(message.fill)
         assert isinstance(fill, messages.FillRows), "FILL has no other message"
         link = self.hosts.links.by_number.get(fill.link)
-        if link is None or not self._orders.is_up(fill.link, fill.worker):
+        if link is None or not self.orders.is_up(fill.link, fill.worker):
             return
         stream, slot = self._streams[fill.stream], self._slots[message.slot]
         layout = stream.layout.of(fill.bucket)
@@ -223,27 +224,27 @@ class Gateway:
         if message.is_proof:
             self.tell(ev.ReferenceCopied(*key))
         memory = None if message.is_proof else slot
-        self._orders.give(RemoteOrder(*key, stream, rows_of(fill.runs), places, fill, memory, reference))
+        self.orders.give(RemoteOrder(*key, stream, rows_of(fill.runs), places, fill, memory, reference))
         self._send_next(link, fill.worker)
 
     def _send_next(self, link: Link, worker: int) -> None:
         """Send the next order to a worker that has fewer than ``ORDERS_MAX``, with this round."""
-        order = self._orders.next_to_send(link.number, worker)
-        self.hosts.expect(link, self._orders.due_bytes(link.number))
+        order = self.orders.next_to_send(link.number, worker)
+        self.hosts.expect(link, self.orders.due_bytes(link.number))
         if order is not None:
             self.hosts.fill(link, order.message)
 
     def _withdraw(self, message: WithdrawOrder) -> None:
         key = message.link, message.worker, message.order
-        order = self._orders.find(*key)
+        order = self.orders.find(*key)
         if order is None or order.is_withdrawn:
             return
-        self._orders.withdraw(order)
+        self.orders.withdraw(order)
         self.tell(ev.OrderWithdrawn(*key))
         if order.is_sent:
             self.hosts.send(self.hosts.links.by_number[message.link], message)
         else:
-            self._orders.end(order)
+            self.orders.end(order)
             self.tell(ev.OrderFilled(*key, NO_WORK, [], ""))
 
     def _close_link(self, message: ev.LinkClosed) -> None:
@@ -276,7 +277,7 @@ class Gateway:
 
     def ended(self, link: Link, closed: ev.LinkClosed) -> None:
         """See ``LinkEvents``: no row of it will be written from now on, so report its end."""
-        self._orders.end_link(link.number)
+        self.orders.end_link(link.number)
         self._tell_traffic(link)
         self.tell(closed)
 
@@ -284,7 +285,7 @@ class Gateway:
         """See ``LinkEvents``."""
         if not isinstance(message, ev.OrderFilled):
             return 0
-        order = self._orders.find_sent(link.number, message.worker, message.order)
+        order = self.orders.find_sent(link.number, message.worker, message.order)
         return len(order.places) if order is not None else 0
 
     def heard(self, link: Link, message: Message, rows: Frames) -> None:
@@ -297,7 +298,7 @@ class Gateway:
     def _filled(self, link: Link, message: ev.OrderFilled, rows: Frames) -> None:
         """Act on an order that a worker host has finished, or dropped after its withdrawal."""
         key = link.number, message.worker, message.order
-        order = self._orders.find_sent(*key)
+        order = self.orders.find_sent(*key)
         if order is None:
             self.hosts.cut_off(
                 link, f"it sent rows of order {message.order} at worker {message.worker}, which has none"
@@ -324,7 +325,7 @@ class Gateway:
             self._end(link, order, message)
             # the next rows of this round may take as long
             if rows_bytes >= messages.ROW_FRAME_BYTES:
-                self._results.flush()
+                self.results.flush()
         else:
             assert order.reference is not None, "an order fills or proves"
             found = difference(order.layout, order.rows, order.reference, rows)
@@ -333,9 +334,9 @@ class Gateway:
             self._end(link, order, ev.OrderProved(*key, found, len(message.bad), bool(message.hopeless), last_bad))
 
     def _end(self, link: Link, order: RemoteOrder, message: ev.OrderFilled | ev.OrderProved) -> None:
-        self._orders.end(order)
+        self.orders.end(order)
         if isinstance(message, ev.OrderFilled):
-            self._results.add(message)
+            self.results.add(message)
         else:
             self.tell(message)
         self._send_next(link, order.worker)
@@ -349,17 +350,17 @@ class Gateway:
             self.hosts.cut_off(link, f"its worker has the number {message.worker}, which no worker has")
         elif len(link.seen) - link.registered.workers >= restarts_max:
             self.hosts.cut_off(link, f"it has started {len(link.seen)} workers, far more than are likely to die")
-        elif len(self._orders.workers(link.number)) >= link.registered.workers:
+        elif len(self.orders.workers(link.number)) >= link.registered.workers:
             self.hosts.cut_off(link, f"it has more workers than the {link.registered.workers} it registered with")
         else:
             link.seen.add(message.worker)
-            self._orders.add_worker(link.number, message.worker)
+            self.orders.add_worker(link.number, message.worker)
             self.tell(replace(message, decoders=printable(message.decoders, REASON_CHARACTERS_MAX)))
 
     def _worker_down(self, link: Link, message: ev.WorkerDown) -> None:
-        if self._orders.is_up(link.number, message.worker):
-            self._orders.end_worker(link.number, message.worker)
-            self.hosts.expect(link, self._orders.due_bytes(link.number))
+        if self.orders.is_up(link.number, message.worker):
+            self.orders.end_worker(link.number, message.worker)
+            self.hosts.expect(link, self.orders.due_bytes(link.number))
             self.tell(replace(message, how=printable(message.how)))
 
     def _opened(self, link: Link, message: ev.StreamOpened) -> None:

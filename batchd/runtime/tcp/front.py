@@ -39,8 +39,8 @@ class TcpFront:
         self.router = self._zeromq.socket
         self._heard_of: set[int] = set()
         """Descriptors that a message arrived over: an end without one is a failed handshake."""
-        self._guard = ConnectionGuard(sessions, guard)
-        poller.every(AUDIT_INTERVAL_S, self._guard.audit, only_if=self._guard.__len__)
+        self.guard = ConnectionGuard(sessions, guard)
+        poller.every(AUDIT_INTERVAL_S, self.guard.audit, only_if=self.guard.__len__)
         self._once_per_minute = OncePerMinute()
         self.failed_handshakes = 0
 
@@ -52,14 +52,14 @@ class TcpFront:
     def listen(self, endpoint: str, key_path: str) -> int:
         """Listen, and return the port; see ``TcpRouter.bind``. Raises ``BatchdError``."""
         port = self._zeromq.bind(endpoint, key_path)
-        self._guard.open(port)
+        self.guard.open(port)
         return port
 
     def close(self) -> None:
         """End every connection."""
         self.note_ends()
         self._zeromq.close()
-        self._guard.close()
+        self.guard.close()
 
     def receive(self, ready: Container[object], is_over: Callable[[], bool] = lambda: False) -> bool:
         """Read what peers say, a portion at a time; true where there may be more. See ``Door``."""
@@ -76,20 +76,20 @@ class TcpFront:
             if event == zmq.EVENT_ACCEPTED:
                 self._heard_of.discard(descriptor)
                 if last_of[descriptor] == number:
-                    self._guard.add(descriptor)
+                    self.guard.add(descriptor)
                 else:  # it has ended; of a storm of connections, most have
-                    self._guard.remove(descriptor)
+                    self.guard.remove(descriptor)
                 continue
             self._ended(descriptor)
             if descriptor not in self._heard_of:
                 self.failed_handshakes += 1
-                host, advice = self._guard.host_of(descriptor), "it may have a key for another daemon, or none"
+                host, advice = self.guard.host_of(descriptor), "it may have a key for another daemon, or none"
                 where = {"host": host} if host else {"reason": "it ended before its host could be read"}
                 if self._once_per_minute.allows("failed handshakes", peer_site(host)):
                     _log.warning("remote handshake failed", **where, advice=advice, failed=self.failed_handshakes)
             self._heard_of.discard(descriptor)
-            self._guard.remove(descriptor)
-        self._guard.limit_pending()
+            self.guard.remove(descriptor)
+        self.guard.limit_pending()
 
     @abstractmethod
     def _read(self, is_over: Callable[[], bool]) -> bool:
@@ -110,7 +110,7 @@ class TcpFront:
             if self._once_per_minute.allows("old"):
                 _log.warning("remote peer not understood", reason="it speaks ZeroMQ's protocol of before version 3")
             return None
-        if not self._guard.count_message(descriptor, peer_network(host_of(frame)), received_bytes, frames):
+        if not self.guard.count_message(descriptor, peer_network(host_of(frame)), received_bytes, frames):
             return None
         self._heard_of.add(descriptor)
         return descriptor
@@ -140,7 +140,7 @@ class TcpFront:
         begins after that has a descriptor which may be another connection's. Ask in two ticks,
         since a beginning may be reported late as well.
         """
-        return self._guard.inode_of(connection.descriptor) == connection.inode is not None
+        return self.guard.inode_of(connection.descriptor) == connection.inode is not None
 
     def _is_valid(self, key: AcceptedKey | None) -> bool:
         """True if a session's key is still accepted, or none is needed."""

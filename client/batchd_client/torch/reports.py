@@ -141,10 +141,11 @@ class DeviceValues:
         self._free.setdefault(block.key, []).append(block)
 
 
-_devices = DeviceValues(CudaCalls())
+device_values = DeviceValues(CudaCalls())
 
 
-def _is_on_gpu(values: torch.Tensor) -> bool:
+def is_on_gpu(values: torch.Tensor) -> bool:
+    """True if the values are in the memory of a CUDA device."""
     return values.device.type == "cuda"
 
 
@@ -152,7 +153,7 @@ def _is_on_gpu(values: torch.Tensor) -> bool:
 def late_values(tensor: torch.Tensor) -> Late:
     """Begin to copy a tensor of any shape, dtype and device; see ``Late``."""
     values = tensor.detach()
-    if _is_on_gpu(values):
-        return _devices.late(values)
+    if is_on_gpu(values):
+        return device_values.late(values)
     here: Values = np.array(values.to("cpu", torch.float32).numpy()).reshape(-1)
     return lambda _wait: here

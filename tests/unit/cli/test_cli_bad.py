@@ -5,7 +5,7 @@ import json
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
-from batchd.cli.seen import _Bad
+from batchd.cli.seen import KnownBad
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from support.fake_daemon import FakeDaemon
 
@@ -72,5 +72,8 @@ def test_what_is_left_out_is_said_with_the_file_that_has_it(tmp_path) -> None:
     assert (plain["total"], plain["left_out"], plain["file"]) == (2_001, 2_000, "/cache/batchd-photos.bad")
     (tmp_path / "object.json").write_text(printed)
     (tmp_path / "lines.bad").write_text('{"sample": 7, "path": "a.jpg"}\n{"sample": 9, "path": "b.jpg"}\n')
-    assert (_Bad.read(tmp_path / "object.json").samples, _Bad.read(tmp_path / "object.json").total) == ((7,), 2_001)
-    assert (_Bad.read(tmp_path / "lines.bad").samples, _Bad.read(tmp_path / "lines.bad").total) == ((7, 9), 2)
+    assert (KnownBad.read(tmp_path / "object.json").samples, KnownBad.read(tmp_path / "object.json").total) == (
+        (7,),
+        2_001,
+    )
+    assert (KnownBad.read(tmp_path / "lines.bad").samples, KnownBad.read(tmp_path / "lines.bad").total) == ((7, 9), 2)

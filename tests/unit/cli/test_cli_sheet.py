@@ -13,10 +13,10 @@ from batchd.cli.contact_sheet import (
     IMAGES_MAX,
     MARGIN_PIXELS,
     TILE_PIXELS,
-    _caption,
     draw,
     draw_sheet,
     image_fields,
+    shortened_caption,
     write_png,
 )
 from batchd.cli.peeked import PeekedBatch
@@ -53,7 +53,7 @@ def caption_strip(sheet: np.ndarray) -> np.ndarray:
 
 def caption_of(batch: PeekedBatch) -> str:
     """The caption of the first image."""
-    return _caption(label_text(batch.arrays, batch.classes, 0))
+    return shortened_caption(label_text(batch.arrays, batch.classes, 0))
 
 
 def middle(sheet: np.ndarray, index: int = 0, columns: int = 1) -> tuple[int, ...]:

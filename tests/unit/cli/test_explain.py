@@ -23,13 +23,13 @@ FOLDER = '{ type = "folder", path = "photos" }'
 CROP = '{ op = "decode" }, { op = "center_crop", size = [100, 60] }'
 
 
-shown_after_steps = decoding_plans._after_steps
+shown_after_steps = decoding_plans.rows_after_steps
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make an empty folder to be in; no process makes a sample, which tests here ask for."""
-    monkeypatch.setattr(decoding_plans, "_after_steps", lambda *_args: iter(()))
+    monkeypatch.setattr(decoding_plans, "rows_after_steps", lambda *_args: iter(()))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BATCHD_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path
@@ -464,7 +464,7 @@ def test_a_step_on_pixels_before_a_crop_is_said_to_need_the_whole_image(folder) 
 
 def after_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: str, source: str, bad: float = 0.5) -> list[str]:
     """Return the title, and the rows, of the fields after each step."""
-    monkeypatch.setattr(decoding_plans, "_after_steps", shown_after_steps)
+    monkeypatch.setattr(decoding_plans, "rows_after_steps", shown_after_steps)
     lines = explain(folder, steps, source, f"max_bad_fraction = {bad}\n")
     return lines[next(place for place, line in enumerate(lines) if "after each step" in line) :]
 

@@ -112,7 +112,7 @@ def test_interrupt_at_any_place_of_next_loses_and_repeats_nothing(fake, daemon, 
 
     take()
     place = 1
-    while interrupted(lambda: stream._reader.take(0), place):
+    while interrupted(lambda: stream.take(0), place):
         assert stream.step == taken[-1] + 1, f"a lost batch at place {place}"
         take()
         assert taken[-2] + 1 == taken[-1], f"interrupted at place {place}"
@@ -143,7 +143,7 @@ def test_interrupt_at_any_place_of_next_with_a_wrong_batch_loses_and_repeats_not
         to_spoil.add(first)
         stream.seek(0, first)
         daemon.status()  # the batch has arrived by then
-        happened = interrupted(partial(stream._reader.take, 0), place)
+        happened = interrupted(partial(stream.take, 0), place)
         step = first + (not happened)
         assert stream.step == step, f"a lost batch at place {place}"
         batch = next(iter(stream))
@@ -170,7 +170,7 @@ def test_interrupt_at_any_place_of_next_with_a_slot_in_transit_loses_and_repeats
                 if not session.receive():
                     session.wait(1)
             assert not session.slots
-            happened = interrupted(partial(stream._reader.take, 0), place)
+            happened = interrupted(partial(stream.take, 0), place)
             first = int(not happened)
             assert [next(iter(stream)).step for _ in range(3)] == [first, first + 1, first + 2], f"at place {place}"
         place += 1

@@ -5,7 +5,7 @@ from math import erf
 import numpy as np
 import pytest
 
-from batchd_client.erasing import _hashed, _quantiles, check_erasable, erase_fields, erased
+from batchd_client.erasing import check_erasable, erase_fields, erased, hashed, quantiles
 from batchd_client.errors import TensorsInvalid
 
 ROWS, HEIGHT, WIDTH = 4, 6, 8
@@ -26,7 +26,7 @@ def noise_of(key, row, column, channel):
     word = (word ^ word >> 16) * factors[0] & most
     word = ((word ^ word >> 15) + key) * factors[1] & most
     word ^= word >> 16
-    return _quantiles()[(word * pow(0x9E3779B1, channel, 1 << 32) & most) >> 20]
+    return quantiles()[(word * pow(0x9E3779B1, channel, 1 << 32) & most) >> 20]
 
 
 NOISE = {"erase_key": np.array([5, 6, -7, 8], np.int32)}
@@ -91,13 +91,13 @@ def test_the_noise_is_normal():
 def test_keys_that_are_near_each_other_do_not_shift_the_noise():
     """Else two rows would show the same noise, some columns apart."""
     places = np.arange(1000, dtype=np.int32)
-    one, other = (_hashed(places, np.int32(key)) for key in (100, 101))
+    one, other = (hashed(places, np.int32(key)) for key in (100, 101))
     assert not (one[1:] == other[:-1]).any()
 
 
 def test_the_quantiles_are_those_of_the_normal_distribution():
     """In order, the same on both sides."""
-    table = _quantiles().astype(np.float64)
+    table = quantiles().astype(np.float64)
     assert (table == -table[::-1]).all()
     below = [(1 + erf(number / 2**0.5)) / 2 for number in table]
     assert np.abs(np.array(below) - (np.arange(4096) + 0.5) / 4096).max() < 1e-4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchd.cli.blame import stacked
-from batchd.commands.history.blame import Outcome, _tails, badness_of, stand_out
+from batchd.commands.history.blame import Outcome, badness_of, hypergeometric_tails, stand_out
 from batchd.commands.history.groups import CLASS, FILE, SAMPLE, Grouping
 from batchd.commands.history.losses import HEAD_DTYPE, Losses, from_lines, from_pages
 from batchd.core.plan import Plan
@@ -217,7 +217,9 @@ def test_exact_chances_are_those_of_counting() -> None:
                 math.comb(members, one) * math.comb(population - members, draws - one)
                 for one in range(hits, min(members, draws) + 1)
             )
-            (chance,) = _tails(float(population), np.array([float(members)]), float(draws), np.array([float(hits)]))
+            (chance,) = hypergeometric_tails(
+                float(population), np.array([float(members)]), float(draws), np.array([float(hits)])
+            )
             assert chance == pytest.approx(ways / math.comb(population, draws), rel=1e-8)
 
 

@@ -637,14 +637,14 @@ def test_a_core_that_was_slow_for_a_moment_does_not_look_like_a_missing_simd(
 ) -> None:
     """For both decoders, the best of several rounds counts."""
     rounds = iter([{"simplejpeg": 8.0}, {"simplejpeg": 7.3}, {"simplejpeg": 7.9}, {"simplejpeg": 3.8}])
-    monkeypatch.setattr(decoding, "_measured", lambda _environment: next(rounds))
+    monkeypatch.setattr(decoding, "measured_in_a_process", lambda _environment: next(rounds))
 
     assert decoding.measure_decoders() == [DecoderSpeed("simplejpeg", 3.8, 7.9)]
 
 
 def test_a_decoder_without_simd_is_found_after_any_number_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of measurements is limited."""
-    monkeypatch.setattr(decoding, "_measured", lambda _environment: {"simplejpeg": 7.5})
+    monkeypatch.setattr(decoding, "measured_in_a_process", lambda _environment: {"simplejpeg": 7.5})
 
     (speed,) = decoding.measure_decoders()
     assert not speed.has_simd

@@ -69,7 +69,7 @@ def remote(events, memory) -> Iterator[TcpDoor]:
 @pytest.fixture
 def guard(remote) -> ConnectionGuard:
     """Return the listener's guard of connections."""
-    return remote._guard
+    return remote.guard
 
 
 class DeafRouter:

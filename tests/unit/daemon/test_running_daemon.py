@@ -77,12 +77,12 @@ def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
     system: RuntimeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user that cannot write to the system's directory uses another; one in the file wins."""
-    monkeypatch.setattr(places, "_is_usable", lambda directory: directory != system.path)
+    monkeypatch.setattr(places, "is_usable", lambda directory: directory != system.path)
     assert not is_running(tmp_path)
     with listening(system):
         assert is_running(tmp_path)
         assert not is_running(tmp_path, f'runtime_dir = "{tmp_path}/other"')
-        monkeypatch.setattr(places, "_is_usable", lambda _directory: False)
+        monkeypatch.setattr(places, "is_usable", lambda _directory: False)
         assert is_running(tmp_path)
     (system.lifeline_path).unlink()
 

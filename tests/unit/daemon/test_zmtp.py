@@ -218,7 +218,7 @@ def test_a_connection_that_cannot_wait_from_its_start_ends(monkeypatch) -> None:
         poller = stack.enter_context(closing(Poller()))
         _theirs, ours = (stack.enter_context(one) for one in socket.socketpair())
         ours.setblocking(False)
-        monkeypatch.setattr(ZmtpConnection, "_write_some", lambda _self, _data: 0)
+        monkeypatch.setattr(ZmtpConnection, "write_some", lambda _self, _data: 0)
         monkeypatch.setattr(poller, "wait_to_write", no_room)
         connection = ZmtpConnection(poller, ours, ZmtpConnection.read)
         poller.dispatch()
@@ -302,10 +302,10 @@ def keeping(wanted) -> Iterator[Pair]:
 def test_messages_that_are_kept_back_are_sent_together(keeping: Pair, wanted, monkeypatch) -> None:
     """One write sends them in order; what the kernel does not take follows later."""
     pair, written = keeping, []
-    write = ZmtpConnection._write_some
+    write = ZmtpConnection.write_some
     monkeypatch.setattr(
         ZmtpConnection,
-        "_write_some",
+        "write_some",
         lambda one, data: written.append(len(data)) or write(one, data[: -(-len(data) // 2)]),
     )
     messages = [bytes([number]) * 200 for number in range(5)]

@@ -233,7 +233,7 @@ def test_only_a_living_connection_with_both_its_ends_has_a_user(tmp_path: Path, 
 
 def test_where_the_kernel_answers_no_questions_its_table_is_read(monkeypatch):
     """This is the case in a sandbox without such sockets."""
-    monkeypatch.setattr(access, "_NETLINK_SOCK_DIAG", 77)
+    monkeypatch.setattr(access, "NETLINK_SOCK_DIAG", 77)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
         places = endpoint(peer.getsockname()), endpoint(peer.getpeername())
 
@@ -248,10 +248,10 @@ def test_insiders_are_root_the_daemons_user_and_the_group(tmp_path, monkeypatch)
     monkeypatch.setattr(access, "groups_of", {1: frozenset({group}), 2: frozenset({group + 1})}.__getitem__)
     monkeypatch.setattr(access.os, "geteuid", lambda: 3)
 
-    assert [here._is_insider(user) for user in (0, 1, 2, 3)] == [True, True, False, True]
+    assert [here.is_insider(user) for user in (0, 1, 2, 3)] == [True, True, False, True]
 
     monkeypatch.setattr(access, "unmapped_id", lambda kind: {"uid": 3, "gid": group}[kind])
-    assert [here._is_insider(user) for user in (0, 1, 3)] == [True, False, False]
+    assert [here.is_insider(user) for user in (0, 1, 3)] == [True, False, False]
 
 
 def test_a_user_without_an_entry_is_in_no_group():

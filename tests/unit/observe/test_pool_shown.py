@@ -16,7 +16,7 @@ from batchd.cli import why as why_command
 from batchd.cli.frame import frame
 from batchd.observe.diagnosis.overview import overview_between
 from batchd.observe.diagnosis.pool import HOSTS_MAX, NOTES_MAX, notes, pool_view, start_command
-from batchd.observe.http.routes import _tables
+from batchd.observe.http.routes import tables_of
 from batchd_wire.status import DaemonStatus, plain_status
 from support.statuses import link, two_looks, with_pool
 
@@ -216,7 +216,7 @@ def test_without_a_pool_nothing_is_said_of_one(run, command) -> None:
     assert "worker host" not in run(command, found)
     assert "worker host" not in drawn(found).lower()
     assert "remote" not in drawn(found)
-    assert "Worker hosts" not in "".join(_tables(overview_between(*found)))
+    assert "Worker hosts" not in "".join(tables_of(overview_between(*found)))
 
 
 @pytest.mark.parametrize("command", ["status", "why"])
@@ -267,7 +267,7 @@ def test_many_worker_hosts_leave_room_for_the_rest(hosts, workers) -> None:
 
 def test_without_scripts_worker_hosts_are_a_table() -> None:
     """The names are escaped."""
-    text = "".join(_tables(overview_between(*looks(link(name="<b>"), cap="<i>"))))
+    text = "".join(tables_of(overview_between(*looks(link(name="<b>"), cap="<i>"))))
 
     assert "<caption>Worker hosts</caption>" in text
     assert "&lt;b&gt;" in text

@@ -47,11 +47,11 @@ def test_a_sheet_that_cannot_be_drawn_says_why_and_the_next_one_is_tried(monkeyp
     def fail(*_arguments):
         raise failure
 
-    monkeypatch.setattr(drawing, "_drawn", fail)
+    monkeypatch.setattr(drawing, "drawn", fail)
     assert drawing.sheet("photos", (0, 0), PATIENCE_S).text == text
 
     monkeypatch.setattr(sheets, "KEPT_S", 0.0)
-    monkeypatch.setattr(drawing, "_drawn", lambda *_arguments: (b"PNG", ""))
+    monkeypatch.setattr(drawing, "drawn", lambda *_arguments: (b"PNG", ""))
     assert drawing.sheet("photos", (0, 0), PATIENCE_S).picture == b"PNG"
 
 
@@ -67,5 +67,5 @@ def test_a_sheet_for_which_there_is_no_thread_says_so_and_the_next_one_is_tried(
         assert drawing.sheet("photos", (0, 0), 0.0).text == "no sheet can be drawn: can't start new thread"
 
     monkeypatch.setattr(sheets, "KEPT_S", 0.0)
-    monkeypatch.setattr(drawing, "_drawn", lambda *_arguments: (b"PNG", ""))
+    monkeypatch.setattr(drawing, "drawn", lambda *_arguments: (b"PNG", ""))
     assert drawing.sheet("photos", (0, 0), PATIENCE_S).picture == b"PNG"

@@ -102,7 +102,7 @@ def late_registration(hosts, connect) -> list[zmq.Frame]:
     assert hosts.router.poll(int(PATIENCE_S * 1000))
     frames = hosts.router.recv_multipart(copy=False)
     leaving.close()
-    wait_until(lambda: hosts.note_ends() or not len(hosts._guard), "the connection has ended")
+    wait_until(lambda: hosts.note_ends() or not len(hosts.guard), "the connection has ended")
     return frames
 
 

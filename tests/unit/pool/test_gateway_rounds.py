@@ -140,7 +140,7 @@ class Sides:
 
     def gateway_reads(self) -> None:
         """Read what has arrived at the gateway, as its loop does."""
-        self.gateway._read_daemon()
+        self.gateway.read_daemon()
 
     def give(self, *key: int) -> None:
         """Give an order."""
@@ -164,7 +164,7 @@ class Sides:
     def end_round_of_gateway(self) -> None:
         """Send what the gateway has collected, as its loop does."""
         self.gateway.hosts.flush()
-        self.gateway._results.flush()
+        self.gateway.results.flush()
 
     def heard(self, _gateway: GatewayChild, message: Message) -> None:
         """See ``GatewayEvents``."""
@@ -389,7 +389,7 @@ class Rounds(RuleBasedStateMachine):
     @invariant()
     def no_order_comes_after_its_withdrawal(self) -> None:
         for key in getattr(self, "withdrawn", ()):
-            order = self.sides.gateway._orders.find(*key)
+            order = self.sides.gateway.orders.find(*key)
             assert order is None or order.is_withdrawn
 
     def teardown(self) -> None:

@@ -58,7 +58,7 @@ class Pool:
 
     def child(self, gateway: int = 0) -> Child:
         """Return the current process of a gateway."""
-        child = self.remote.gateways[gateway]._child
+        child = self.remote.gateways[gateway].child
         assert child is not None
         return child
 

@@ -150,7 +150,7 @@ def machine(tmp_path: Path, monkeypatch) -> Path:
     names = ["lo", *ADDRESSES]
     monkeypatch.setattr(wanted, "INTERFACES", tmp_path)
     monkeypatch.setattr(wanted.socket, "if_nameindex", lambda: list(enumerate(names, 1)))
-    monkeypatch.setattr(wanted, "_addresses", lambda name: iter(ADDRESSES[name]))
+    monkeypatch.setattr(wanted, "addresses_on", lambda name: iter(ADDRESSES[name]))
     return tmp_path
 
 
@@ -201,4 +201,4 @@ def test_a_card_without_a_link_has_no_speed(machine, speed) -> None:
 
 def test_the_addresses_of_an_interface_are_those_of_the_kernel() -> None:
     """Every machine has the loopback interface."""
-    assert IPv4Address("127.0.0.1") in set(wanted._addresses("lo"))
+    assert IPv4Address("127.0.0.1") in set(wanted.addresses_on("lo"))

@@ -46,11 +46,11 @@ def test_a_sample_belongs_to_the_part_that_its_stack_names(tool, frames, part) -
     """The innermost known function counts; in the kernel, the system call."""
     stack = "\n".join(f"        7f00{number:04x} {name} ({library})" for number, (name, library) in enumerate(frames))
 
-    assert tool._part_of(stack) == part
+    assert tool.part_of(stack) == part
 
 
 def test_parts_are_drawn_by_their_size(tool) -> None:
     """Small parts and unknown functions share one bar, so that the bars add up to the total."""
-    parts = tool._parts(Counter({"others": 9, "a": 300, "b": 690, "c": 1}))
+    parts = tool.parts_by_size(Counter({"others": 9, "a": 300, "b": 690, "c": 1}))
 
     assert parts == [("b", 0.69), ("a", 0.3), ("others", pytest.approx(0.01))]

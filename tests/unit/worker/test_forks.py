@@ -15,6 +15,7 @@ import pytest
 
 from batchd.core.events import WorkerGone
 from batchd.runtime import children
+from batchd.runtime.available import OomKills
 from batchd.runtime.poller import Poller
 from batchd.worker import fork_server
 from batchd.worker.messages import TO_DAEMON_FROM_FORKSERVER, ForgetSlots, ForgetStream, Fork, NotForked, Quarantine
@@ -155,7 +156,7 @@ def test_a_worker_that_ends_with_its_fork_server_was_not_killed_for_memory(start
     it.workers.spawn(1)
     wait_until(lambda: it.poller.dispatch() or it.workers.pids()[1], "the worker is known")
     counts = itertools.count(1 << 40)
-    monkeypatch.setattr(it.workers._oom_kills, "_count", lambda: next(counts))
+    monkeypatch.setattr(OomKills, "count_all", lambda _kills: next(counts))
 
     os.kill(it.workers.pids()[1] if dies == "worker" else it.fork_server(), signal.SIGKILL)
 

@@ -9,6 +9,7 @@ import pytest
 
 from batchd.worker.messages import Chunk, FillChunks
 from batchd.worker.others import NearSamples
+from batchd.worker.process import NoteMemory
 from support.images import write_photos
 from support.worker_streams import WorkerStreams, fill, worker_streams
 
@@ -80,9 +81,9 @@ def test_near_samples_are_those_of_the_row_and_decoded_once(streams, folder, mon
     """A row has the same bytes, whatever the worker still keeps of the rows before it."""
     plain = streams.start(source(folder), NEAR, "fail", cache, samples=BATCH)
     read, decoded = list[int](), Counter[int]()
-    take, make = plain._maker._reader.read, plain._maker._first.make
-    monkeypatch.setattr(plain._maker._reader, "read", lambda sample: (read.append(sample), take(sample))[1])
-    monkeypatch.setattr(plain._maker._first, "make", lambda *args: (decoded.update([args[2]]), make(*args))[1])
+    take, make = plain.maker.reader.read, plain.maker.first_steps.make
+    monkeypatch.setattr(plain.maker.reader, "read", lambda sample: (read.append(sample), take(sample))[1])
+    monkeypatch.setattr(plain.maker.first_steps, "make", lambda *args: (decoded.update([args[2]]), make(*args))[1])
     rows = {
         (step, row): fill(plain, row, 1, 0, step)[1]["image"][0]
         for row in range(BATCH)
@@ -91,7 +92,7 @@ def test_near_samples_are_those_of_the_row_and_decoded_once(streams, folder, mon
     assert max(decoded.values()) == 1
     assert len(decoded) == len(read) == PHOTOS
     for step, row in reversed(rows):
-        others = plain._maker.others(0, step * BATCH + row)
+        others = plain.maker.others(0, step * BATCH + row)
         window = set(range(max(0, step - 2), max(3, step + 1))) - {step}
         assert {other % BATCH for other in others} == {row}
         assert {other // BATCH for other in others} <= window
@@ -119,7 +120,7 @@ def test_only_so_many_bytes_are_kept():
 
 def joins(stream) -> dict[int, list[int]]:
     """What joins each row of the first batch."""
-    return {sample: stream._maker.others(0, sample) for sample in range(PHOTOS)}
+    return {sample: stream.maker.others(0, sample) for sample in range(PHOTOS)}
 
 
 @pytest.mark.parametrize("on_error", ["substitute", "mask", "fail"])
@@ -149,7 +150,7 @@ def test_a_quarantined_sample_is_not_begun_and_the_note_names_who_is(streams, fo
     whom = joins(stream)
     row, others = next(one for one in whom.items() if one[0] not in one[1])
     noted = []
-    monkeypatch.setattr(stream._strategy._note, "take", lambda _row, sample: noted.append(sample))
+    monkeypatch.setattr(NoteMemory, "take", lambda _note, _row, sample: noted.append(sample))
     fill(stream, row, 1)
     assert noted == [row, *others, row]
     stream.quarantined.add(others[0])
@@ -162,7 +163,7 @@ def test_a_row_waits_for_the_storage_of_what_joins_it(streams, folder):
     stream = streams.start(source(folder), STEPS, "substitute", waits_for_storage=True)
     gone = folder.with_name("gone")
     whom = joins(stream)
-    read = stream._maker._reader.read
+    read = stream.maker.reader.read
 
     def read_and_leave(sample):
         values = read(sample)
@@ -170,7 +171,7 @@ def test_a_row_waits_for_the_storage_of_what_joins_it(streams, folder):
         folder.rename(gone)
         return memory
 
-    stream._maker._reader.read = read_and_leave
+    stream.maker.reader.read = read_and_leave
     (done,) = stream.answer(FillChunks(1, [Chunk(9, 1, 0, 0, [(0, 1)], [])], is_packed=False), _slot(stream))
     assert "cannot be reached" in done.away
     assert (done.bad, len(whom[0])) == ([], 3)

@@ -628,7 +628,7 @@ def test_a_chunk_with_a_bad_sample_is_reported_with_those_before_it(worker, tmp_
 def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path, monkeypatch):
     """The first report has the reason; every row is zero, and every order is answered."""
     stream, _at_once = worker(files(tmp_path))
-    stream._maker.reads_ahead = True
+    stream.maker.reads_ahead = True
 
     def refuse(_maker: SampleMaker, _samples: list[int], _epoch: int | None) -> None:
         raise FunctionUnusable("not here")

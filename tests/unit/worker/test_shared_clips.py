@@ -5,10 +5,9 @@ from collections import deque
 import numpy as np
 import pytest
 
-from batchd.data.media.frames import VideoFrames
 from batchd.worker.messages import Chunk, FillChunks
 from batchd_wire.views import slot_arrays
-from support.videos import Coding, write_video
+from support.videos import Coding, fed_packets, write_video
 from support.worker_streams import fill, worker_streams
 
 SAMPLES, FRAMES = 12, 50
@@ -35,16 +34,7 @@ def streams(tmp_path):
 @pytest.fixture
 def fed(monkeypatch) -> list[int]:
     """The packets that decoders get."""
-    fed: list[int] = []
-    packets = VideoFrames._packets
-
-    def counted(self, first, last):
-        for number, packet in packets(self, first, last):
-            fed.append(number)
-            yield number, packet
-
-    monkeypatch.setattr(VideoFrames, "_packets", counted)
-    return fed
+    return fed_packets(monkeypatch)
 
 
 def test_the_clips_of_an_order_share_a_pass_over_each_group(streams, source, fed) -> None:
@@ -68,7 +58,7 @@ def test_orders_that_wait_share_with_the_one_before_them(streams, source, fed) -
     list(stream.answer(messages[0], {1: (page, {})}, lambda: None, deque(heard)))
     assert slot_arrays(page, stream.layout)["image"].any(axis=(1, 2, 3, 4)).all()
     assert len(fed) <= 2 * FRAMES
-    (video,) = stream._maker._pipeline._videos
+    (video,) = stream.maker._pipeline.videos
     assert video.videos.ahead == {}
     assert stream._joined == {}
 

@@ -101,13 +101,13 @@ def alone(folder):
 def decoded(monkeypatch):
     """The boxes that are decoded."""
     made = []
-    decode_box = Decoder._decode_box
+    decode_box = Decoder.decode_box
 
     def noting(decoder, data, header, factor, box, *rest):
         made.append((header, factor, box))
         return decode_box(decoder, data, header, factor, box, *rest)
 
-    monkeypatch.setattr(Decoder, "_decode_box", noting)
+    monkeypatch.setattr(Decoder, "decode_box", noting)
     return made
 
 

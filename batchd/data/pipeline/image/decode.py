@@ -190,7 +190,7 @@ class Decoder:
             pixels = self._decode_shared(sibling, data, header, factor, box)
             if pixels is not None:
                 return pixels
-        return self._decode_box(data, header, factor, box, scaling)
+        return self.decode_box(data, header, factor, box, scaling)
 
     def _decode_shared(
         self, sibling: Sibling, data: memoryview, header: ImageHeader, factor: int, box: Cut
@@ -216,7 +216,7 @@ class Decoder:
         if not joined:
             return None
         try:
-            pixels = self._decode_box(data, header, factor, around)
+            pixels = self.decode_box(data, header, factor, around)
         except SampleUndecodable:
             return None  # what is wrong may be outside of this crop
         sibling.keep(len(data), factor, around, pixels)
@@ -265,18 +265,19 @@ class Decoder:
         return made
 
     def _lasting(self, data: memoryview, header: ImageHeader, factor: int, size: tuple[int, int]) -> Pixels:
-        pixels = self._decode_box(data, header, factor, Cut(0, 0, *size))
+        pixels = self.decode_box(data, header, factor, Cut(0, 0, *size))
         return np.frombuffer(pixels.tobytes(), np.uint8).reshape(pixels.shape)
 
-    def _decode_box(
+    def decode_box(
         self, data: memoryview, header: ImageHeader, factor: int, box: Cut, scaling: Scaling | None = None
     ) -> Pixels:
+        """Decode one box of the image at 1 / ``factor``: height x width x channels, uint8."""
         if self.decodes_boxes(header):
             self._check_memory(header, box.height * box.width)
             pixels = self._boxes.decode(data, header, factor, box, scaling)
             if pixels is not None:
                 return pixels
-        return cut_out(self._decode_whole(data, header, factor), box)
+        return cut_out(self.decode_whole(data, header, factor), box)
 
     def _check_memory(self, header: ImageHeader, pixels: int) -> None:
         """Raise ``SampleUndecodable`` for too much memory, the same whatever decodes a JPEG."""
@@ -287,7 +288,8 @@ class Decoder:
                 f"more than {BYTES_PER_PIXEL_MAX} for each of max_pixels = {self._step.max_pixels}"
             )
 
-    def _decode_whole(self, data: memoryview, header: ImageHeader, factor: int) -> Pixels:
+    def decode_whole(self, data: memoryview, header: ImageHeader, factor: int) -> Pixels:
+        """Decode the whole image at 1 / ``factor``: height x width x channels, uint8."""
         height, width = -(-header.height // factor), -(-header.width // factor)
         self._check_memory(header, height * width)
         if header.format == "JPEG":

@@ -17,7 +17,7 @@ from batchd.data.sources.cache.memory import SampleCache
 
 RECORD_BYTES_MAX = 64 << 20
 """Of one file: the packets of some 30 hours of video."""
-_TRIED_MAX = 16
+TRIED_MAX = 16
 """Places at which a key is looked for."""
 
 
@@ -41,7 +41,7 @@ class KeyedCache:
     def _place_of(self, key: bytes) -> tuple[int, memoryview | None] | None:
         """The place of a key, with its record; else one that is free; None if there is none."""
         first, places = int.from_bytes(key[:8], "little"), len(self._cache)
-        for place in range(first, first + min(_TRIED_MAX, places)):
+        for place in range(first, first + min(TRIED_MAX, places)):
             found = self._cache.find(place % places)
             if found is None or found[0] == key:
                 return place % places, None if found is None else found[1]

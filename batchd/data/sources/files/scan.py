@@ -116,7 +116,8 @@ def labels_of(names: Sequence[bytes], folders: Sequence[bytes], place: str, surv
     return [labels[folder] for folder in folders]
 
 
-def _scan_list(source: ListSource, survey: Survey) -> SourceIndex:
+def scan_list(source: ListSource, survey: Survey) -> SourceIndex:
+    """Index the paths and labels of a list; raises ``SourceInvalid`` with the line at fault."""
     growing = GrowingIndex(survey.progress, source.path_bytes)
     root = source.path.absolute().parent if source.root is None else source.root
     lines_before = 0
@@ -258,7 +259,7 @@ KINDS = {
     ListSource: BuiltInKind(
         problems=_list_problems,
         columns=lambda source, _storage: image_columns(source.path_bytes, source.media),
-        scan=_scan_list,
+        scan=scan_list,
         neighbours=files_neighbours,
         find=find_files,
     ),

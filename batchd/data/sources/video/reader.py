@@ -30,7 +30,7 @@ class VideoReader:
             raise IndexMalformed(f"{self._samples[-1]} samples of {len(index)}")
         self._source = source
         self._index = index
-        self._videos = IndexedVideos(
+        self.videos = IndexedVideos(
             index,
             np.stack([names, *others]),
             lambda sample: dict([self._frames(sample)]),
@@ -43,7 +43,7 @@ class VideoReader:
             ),
             storage,
         )
-        self.prefetch, self.close = self._videos.prefetch, self._videos.close
+        self.prefetch, self.close = self.videos.prefetch, self.videos.close
         self._last: dict[tuple[int, int], NDArray[np.uint8]] = {}
         """The frames of the last sample, by file and number: the next one may share some."""
 
@@ -51,7 +51,7 @@ class VideoReader:
         """See ``interface.Reader``."""
         file, frames = self._frames(sample)
         last, self._last = self._last, {}
-        with self._videos.making(sample) as pixels:
+        with self.videos.making(sample) as pixels:
             for frame in frames:
                 known = last.get((file, frame))
                 self._last[file, frame] = pixels(file, frame) if known is None else known
@@ -63,21 +63,21 @@ class VideoReader:
     def known(self, sample: int) -> Mapping[str, Value]:
         """The index holds all values but the pixels."""
         file, frames = self._frames(sample)
-        seconds = [self._videos.frames(file).seconds(frame) for frame in frames]
+        seconds = [self.videos.frames(file).seconds(frame) for frame in frames]
         known: dict[str, Value] = {
             "label": int(self._index.arrays["labels"][file]),
             "time": np.array(seconds) if self._source.frames > 1 else seconds[0],
         }
         if self._source.path_bytes:
-            known["path"] = padded_text(self._videos.name(file), self._source.path_bytes)
+            known["path"] = padded_text(self.videos.name(file), self._source.path_bytes)
         return known
 
     def name(self, sample: int) -> str:
         """See ``interface.Reader``. Frames are counted from 0."""
         file, frames = self._frames(sample)
-        of_file = self._videos.frames(file)
+        of_file = self.videos.frames(file)
         last = f" to {of_file.text(frames[-1])}" if self._source.frames > 1 else ""
-        return f"{readable(self._videos.path(file))}: {of_file.text(frames[0])}{last}"
+        return f"{readable(self.videos.path(file))}: {of_file.text(frames[0])}{last}"
 
     def _frames(self, sample: int) -> tuple[int, range]:
         """The file of a sample, and the numbers of its frames in it. Raises ``IndexError``."""

@@ -243,7 +243,7 @@ class TarSample(NamedTuple):
 def samples_in(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarSample]:
     """The samples of a shard, each with at least one member. Raises ``SourceInvalid``."""
     hashes: set[int] = set()  # of the keys, which would take several times the memory
-    for key, members in groupby(_members(path, stream, survey), _key_of):
+    for key, members in groupby(members_of(path, stream, survey), _key_of):
         sample: dict[str, TarMember] = {}
         for member in members:
             if not sample and hash(key) in hashes:
@@ -265,7 +265,7 @@ def _key_of(member: TarMember) -> str:
     return folder + slash + last.partition(".")[0]
 
 
-def _members(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarMember]:
+def members_of(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarMember]:
     """The files in a shard, in their order, without hidden ones."""
     start = stream.read(BLOCKSIZE)
     found = compression_of(start)

@@ -36,7 +36,18 @@ from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import KeptFiles
 from batchd.data.samples.values import MediaFile
 from support.facts import Facts
-from support.videos import HEARD, HEIGHT, RATE, WIDTH, Coding, decoded_in_order, number_in, with_sound, write_video
+from support.videos import (
+    HEARD,
+    HEIGHT,
+    RATE,
+    WIDTH,
+    Coding,
+    decoded_in_order,
+    fed_packets,
+    number_in,
+    with_sound,
+    write_video,
+)
 
 VIDEO = parse_column("video", "video")
 FRAMES = 100
@@ -229,20 +240,6 @@ SEGMENTS = [1.9, 0.1, 0.7, 3.1, 1.0, 0.1, 2.6, 0.5]
 """Where clips of 16 frames begin, in seconds of a file with a key frame each 1.2 s."""
 
 
-def fed_packets(monkeypatch) -> list[int]:
-    """The packets that decoders get from now on."""
-    fed: list[int] = []
-    packets = media_frames.VideoFrames._packets
-
-    def counted(self, first, last):
-        for number, packet in packets(self, first, last):
-            fed.append(number)
-            yield number, packet
-
-    monkeypatch.setattr(media_frames.VideoFrames, "_packets", counted)
-    return fed
-
-
 @pytest.mark.parametrize("name", ["h264.mp4", "open_groups.mp4", "uneven.mkv"])
 @pytest.mark.parametrize("frames_kept", [1000, 20, 0])
 def test_clips_of_one_group_are_decoded_in_one_pass(videos, monkeypatch, name, frames_kept) -> None:
@@ -257,7 +254,7 @@ def test_clips_of_one_group_are_decoded_in_one_pass(videos, monkeypatch, name, f
     assert all(pipeline.announce(one, 0, sample) for sample, one in enumerate(values))
     for sample, one in enumerate(values):
         np.testing.assert_array_equal(pipeline.make(one, 0, sample, 0)["image"], alone[sample])
-    stage = pipeline._videos[0]
+    stage = pipeline.videos[0]
     assert stage.videos.ahead == stage.videos._unknown == {}
     # open groups need the one before
     once = len(set(fed)) * (2 if name == "open_groups.mp4" else 1)
@@ -324,7 +321,7 @@ def test_samples_that_are_not_made_are_forgotten(videos) -> None:
     for sample in (0, 1, 1, 2, 3):
         pipeline.announce(values, 5, sample)
     pipeline.make(values, 5, 0, 0)
-    stage = pipeline._videos[0]
+    stage = pipeline.videos[0]
     for sample in (1, 2, 3):
         pipeline.forget(5, sample)
     assert [place[1] for place in stage.videos.ahead] == [1]  # it was announced twice
@@ -369,7 +366,7 @@ def test_damage_is_the_matter_of_those_that_need_it(videos, tmp_path, packet, ex
 def test_clips_are_known_ahead_where_no_step_draws_or_changes_before(steps, expected) -> None:
     """Else a sample would be decoded for frames that it does not want."""
     columns = [VIDEO, parse_column("other", "video"), Column("x", shape=(4, 4, 3))]
-    assert [stage.into for stage in Pipeline(columns, steps, 7, has_rows=False)._videos] == expected
+    assert [stage.into for stage in Pipeline(columns, steps, 7, has_rows=False).videos] == expected
 
 
 def test_starts_come_from_a_field(videos) -> None:

@@ -40,7 +40,7 @@ def both_ways(data, factor, box, color="rgb"):
     view = memoryview(data)
     header = probe_image(view)
     alone = decoder(color)._boxes.decode(view, header, factor, box)
-    whole = decoder(color)._decode_whole(view, header, factor)
+    whole = decoder(color).decode_whole(view, header, factor)
     return alone, whole[box.top : box.top + box.height, box.left : box.left + box.width]
 
 

@@ -13,7 +13,7 @@ from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Pack, Patches
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
-from batchd.worker.tasks import _patches_of
+from batchd.worker.tasks import patches_of
 from batchd_wire.fields import ITEM_BYTES, Field
 from support.images import encode, photo
 from support.steps import check_steps
@@ -136,4 +136,4 @@ def test_a_row_without_ids_needs_fewer_documents_than_elements():
 )
 def test_a_header_is_enough_where_steps_are_planned_from_it(steps, is_planned):
     """Otherwise each sample is made once, to find its length."""
-    assert (_patches_of(steps, "image") is not None) == is_planned
+    assert (patches_of(steps, "image") is not None) == is_planned

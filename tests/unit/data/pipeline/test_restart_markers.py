@@ -47,7 +47,7 @@ def one_scan(data):
 
 def whole(data, factor=1, color="rgb"):
     view = memoryview(data)
-    return decoder(color)._decode_whole(view, probe_image(view), factor).copy()
+    return decoder(color).decode_whole(view, probe_image(view), factor).copy()
 
 
 def cropped(data, box, factor=1, color="rgb"):

@@ -168,7 +168,7 @@ def worker(monkeypatch):
             os.close(descriptor)
 
     yield start
-    note._memory.close()
+    note.close()
     os.close(descriptor)
 
 

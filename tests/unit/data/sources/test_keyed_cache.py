@@ -59,10 +59,10 @@ def test_files_whose_keys_begin_alike_have_places_behind_each_other(caches: list
     """Up to a number of them; also at the end of the table."""
     first, second = caches
     last = places_of(SAMPLES) - 1
-    for number in range(keyed._TRIED_MAX + 2):
+    for number in range(keyed.TRIED_MAX + 2):
         first.keep(key(number, last), b"%d" % number)
-    records = [b"%d" % number for number in range(keyed._TRIED_MAX)]
-    assert [found(second, key(number, last)) for number in range(keyed._TRIED_MAX + 2)] == [*records, None, None]
+    records = [b"%d" % number for number in range(keyed.TRIED_MAX)]
+    assert [found(second, key(number, last)) for number in range(keyed.TRIED_MAX + 2)] == [*records, None, None]
 
 
 def test_records_take_no_more_than_their_room(caches: list[KeyedCache], monkeypatch: pytest.MonkeyPatch) -> None:

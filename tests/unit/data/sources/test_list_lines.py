@@ -30,7 +30,7 @@ ODD = [
 def outcome(source: ListSource) -> object:
     """The paths and labels of a list, or its error."""
     try:
-        index = scan_module._scan_list(source, Survey(nothing))
+        index = scan_module.scan_list(source, Survey(nothing))
     except SourceInvalid as error:
         return str(error)
     arrays = (index.arrays["paths"].tobytes(), index.arrays["offsets"].tolist(), index.arrays["labels"].tolist())

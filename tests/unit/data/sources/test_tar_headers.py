@@ -76,7 +76,7 @@ def found(path: Path) -> list[object]:
     members: list[object] = []
     try:
         with path.open("rb") as stream:
-            members.extend(scan._members(path, stream, Survey(nothing)))
+            members.extend(scan.members_of(path, stream, Survey(nothing)))
     except SourceInvalid as error:
         members.append(str(error))
     return members

@@ -27,7 +27,7 @@ from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import nothing
-from support.videos import HEIGHT, WIDTH, Coding, decoded_in_order, number_in, picture, write_video
+from support.videos import HEIGHT, WIDTH, Coding, decoded_in_order, fed_packets, number_in, picture, write_video
 
 X265 = "log-level=none:pools=1:frame-threads=1"
 KINDS = {
@@ -128,18 +128,10 @@ def test_a_frame_read_at_random_is_the_frame_read_in_order(videos, name) -> None
 @pytest.mark.parametrize("room", [1 << 20, 3 * HEIGHT * WIDTH * 20, 0])
 def test_announced_samples_share_one_pass_over_their_group(videos, monkeypatch, room) -> None:
     """In any order they are what they are alone; with less room, frames are decoded again."""
-    fed = []
-    packets = VideoFrames._packets
-
-    def counted(self, first, last):
-        for number, packet in packets(self, first, last):
-            fed.append(number)
-            yield number, packet
-
     source = of(videos / "long_groups.mp4", frames=4, stride=3)
     with opened(source) as (reader, index):
         alone = [reader.read(sample)["image"].copy() for sample in range(len(index))]
-    monkeypatch.setattr(VideoFrames, "_packets", counted)
+    fed = fed_packets(monkeypatch)
     monkeypatch.setattr(opened_videos, "SHARED_BYTES_MAX", room)
     order = random.Random(3).sample(range(len(alone)), len(alone))
     with opened(source) as (reader, _index):
@@ -147,8 +139,8 @@ def test_announced_samples_share_one_pass_over_their_group(videos, monkeypatch, 
         for sample in order:
             np.testing.assert_array_equal(reader.read(sample)["image"], alone[sample])
         assert (len(fed) == FRAMES) == (room == 1 << 20)
-        assert reader._videos.videos.kept == {}
-        assert reader._videos.videos.kept_bytes == 0
+        assert reader.videos.videos.kept == {}
+        assert reader.videos.videos.kept_bytes == 0
 
 
 def test_samples_that_are_not_read_are_forgotten(videos) -> None:
@@ -160,9 +152,9 @@ def test_samples_that_are_not_read_are_forgotten(videos) -> None:
         requested = storage.begin_reading_block()
         reader.prefetch(range(8))
         reader.read(2)
-        assert len(reader._videos.videos.kept) == 16
+        assert len(reader.videos.videos.kept) == 16
         requested.forget()
-        assert (reader._videos.videos.kept, reader._videos.videos.wanted) == ({}, {})
+        assert (reader.videos.videos.kept, reader.videos.videos.wanted) == ({}, {})
 
 
 @pytest.mark.parametrize("order", [[20, 5, 70, 10], [70, 5, 10, 20]])
@@ -197,15 +189,7 @@ def test_frames_have_the_times_of_their_file(videos, name) -> None:
 
 def test_frames_in_order_are_decoded_once_each(videos, monkeypatch) -> None:
     """Frames after the wanted one are not decoded, and no frame is decoded twice."""
-    fed = []
-    packets = VideoFrames._packets
-
-    def counted(self, first, last):
-        for number, packet in packets(self, first, last):
-            fed.append(number)
-            yield number, packet
-
-    monkeypatch.setattr(VideoFrames, "_packets", counted)
+    fed = fed_packets(monkeypatch)
     with opened(of(videos / "h264.mp4")) as (reader, index):
         for sample in range(len(index)):
             reader.read(sample)
