@@ -1,8 +1,8 @@
-"""Benchmark: definitions. From `daemon.define` to the first batch, of 1,000 files, warm daemon.
+"""Benchmark: definitions. From `daemon.define` to the first batch, warm daemon.
 
-first       a folder and steps that the daemon has not seen
-again       the same table, of a stream that is kept: its index is there
-other       the same folder with other steps, so it is scanned again
+first       a folder of 1,000 files and steps that the daemon has not seen
+again       the same table, of a stream that is kept: it is there
+other       the same folder with other steps: its index is known, and is checked
 """
 
 import os
@@ -19,6 +19,8 @@ import batchd_client
 
 FILES = 1_000
 BATCH = 32
+SETTLED_S = 2.5
+"""After which a scan is trusted: ``index_cache``."""
 
 
 def run(bench: Bench) -> None:
@@ -36,13 +38,14 @@ def run(bench: Bench) -> None:
             bench.measure("define", lambda: _round(bench, daemon, photos, next(numbers))) for _ in range(bench.rounds)
         ]
     found_ms = {way: [one[way] for one in rounds] for way in rounds[0]}
-    for way, target_ms in (("first", 300.0), ("again", 150.0), ("other", 300.0)):
+    for way, target_ms in (("first", 300.0), ("again", 150.0), ("other", 150.0)):
         print(f"define, {way}: {spread(found_ms[way], 0)} ms to the first batch")
         bench.report(Figure(f"define-{way}-ms", statistics.median(found_ms[way]), "<=", target_ms, 0))
 
 
 def _round(bench: Bench, daemon: batchd_client.Daemon, photos: list[Path], number: int) -> dict[str, float]:
     table = _table(bench, f"round-{number}", photos, number)
+    time.sleep(SETTLED_S)
     ways = {"first": (f"same-{number}", table), "again": (f"same-{number}", table)}
     ways["other"] = f"other-{number}", {**table, "seed": 1_000 + number}
     return {way: _first_batch_ms(daemon, *asked) for way, asked in ways.items()}

@@ -10,6 +10,7 @@ Standard library only; ``setup.py`` runs this file by itself.
 
 import shlex
 import sys
+from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,7 @@ def sources_digest(folder: Path, name: str) -> str:
     return digest.hexdigest() if sources else ""
 
 
+@cache
 def outdated_extension() -> str:
     """The problem of an extension that was compiled from other sources, and the remedy; or ""."""
     for extension in EXTENSIONS:

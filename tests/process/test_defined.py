@@ -3,12 +3,14 @@
 import json
 import os
 import pwd
+import signal
 import sys
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from time import monotonic
 
 import numpy as np
@@ -23,6 +25,7 @@ from batchd_wire.messages import AskRemoval, Removed
 from support.commands import batchd as command
 from support.expected import Expected
 from support.images import write_photos
+from support.kernel import children_called, children_of, is_stopped
 from support.network import free_port
 from support.seen import see
 from support.settings import PIPELINE, SLOT_BYTES, folder_stream, write_settings
@@ -349,6 +352,30 @@ def test_a_process_that_dies_over_a_table_is_an_error_of_who_sent_it(serving, ph
         with pytest.raises(DefinitionRefused, match=r"has ended: signal 9 \(SIGKILL\)"):
             connection.define("trial", folder_stream(photos))
         assert len(see(connection.define("trial", folder_stream(photos)), 1)) == 1
+
+
+def test_a_scan_that_hangs_keeps_no_other_definition_waiting(serving, photos):
+    """Its process is ended alone; who asked for it is told."""
+    daemon = serving(faults={"daemon.define.scan": "stop"})
+    refused = []
+
+    def define_slowly():
+        with batchd_client.connect(daemon.address) as connection, pytest.raises(DefinitionRefused) as caught:
+            connection.define("slow", folder_stream(photos))
+        refused.append(str(caught.value))
+
+    thread = Thread(target=define_slowly)
+    thread.start()
+    (process,) = children_called(daemon.pid, b"batchd.daemon.derive.process")
+    wait_until(lambda: [is_stopped(fork) for fork in children_of(process)] == [True], "its fork hangs")
+    with batchd_client.connect(daemon.address) as connection:
+        assert len(see(connection.define("quick", folder_stream(photos)), 1)) == 1
+        assert len(see(connection.stream("photos"), 1)) == 1
+    (fork,) = children_of(process)
+    os.kill(fork, signal.SIGKILL)
+    thread.join()
+    assert "signal 9 (SIGKILL)" in refused[0]
+    assert served(daemon) >= {"photos"}
 
 
 @as_root

@@ -1,1 +1,1 @@
-"""Streams that trainers derive from those of the file. ``process`` is a process of its own."""
+"""Streams that trainers derive or define. ``process`` and its forks are processes of their own."""

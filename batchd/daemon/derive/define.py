@@ -63,8 +63,8 @@ def may_define(define: DefineConfig | None, who: Identity) -> bool:
     return define is not None and who.is_proved and (who.is_operator or who.is_one_of(define.who))
 
 
-def define(asked: DefineRequest) -> ServedStream:
-    """Work out the stream, after which this process has fewer rights.
+def define(asked: DefineRequest, scans: IndexCache) -> tuple[ServedStream, list[str]]:
+    """Work out the stream, after which this process has fewer rights; and the roots that it needs.
 
     Raises ``BatchdError``, ``OSError``.
     """
@@ -84,7 +84,7 @@ def define(asked: DefineRequest) -> ServedStream:
         _forget_environment()
     if version():
         enclose(access, runs_own=is_measured)
-    stream = _open(reading, config, asked, daemon)
+    stream = _open(reading, config, asked, daemon, scans)
     facts = stream.facts
     changed = [name for name, digest in facts.message.recipe.modules if asked.modules.get(name, digest) != digest]
     if changed:
@@ -97,7 +97,7 @@ def define(asked: DefineRequest) -> ServedStream:
     message = replace(facts.message, siblings=siblings, recipe=recipe, reader=who.reader)
     cache = None if facts.cache is None else facts.cache._replace(key=f"{facts.cache.key} {who.owner}")
     stream.facts = replace(facts, spec=spec, message=message, cache=cache)
-    return stream
+    return stream, sorted({root for _key, text in _paths(asked) for root in [_root_of(text, rules)] if root})
 
 
 def _take_user(who: Identity) -> None:
@@ -197,27 +197,23 @@ def _of_the_operator(name: str, table: Mapping[str, object]) -> Iterator[Problem
             yield problem_at(("streams", name, key), ProblemKind.WRONG_VALUE, text)
 
 
-def _outside(asked: DefineRequest, rules: DefineConfig) -> list[Problem]:
+def _outside(asked: DefineRequest, rules: DefineConfig) -> Iterator[Problem]:
     """Files that are not below the roots."""
-    roots, written = [os.path.realpath(place) for place in rules.places], ", ".join(rules.roots)
-    problems: list[Problem] = []
-
-    def checked(key: KeyPath, text: str) -> None:
-        if looks_like_url(text):
-            is_below = ".." not in text.split("/") and any(_is_below(text, root) for root in rules.roots)
-        elif not text.startswith("/") or "\0" in text:
-            where = "are those of the daemon's host, and begin with /"
-            problems.append(problem_at(key, ProblemKind.WRONG_VALUE, f"{text!r}: paths of a defined stream {where}"))
-            return
-        else:
-            is_below = any(_is_below(os.path.realpath(text), root) for root in roots)
-        if not is_below:
-            what = f"{text} is not below the roots of [daemon.define]: {written}"
-            problems.append(problem_at(key, ProblemKind.WRONG_VALUE, what))
-
     for key, text in _paths(asked):
-        checked(key, text)
-    return problems
+        if not looks_like_url(text) and (not text.startswith("/") or "\0" in text):
+            where = "are those of the daemon's host, and begin with /"
+            yield problem_at(key, ProblemKind.WRONG_VALUE, f"{text!r}: paths of a defined stream {where}")
+        elif not _root_of(text, rules):
+            what = f"{text} is not below the roots of [daemon.define]: {', '.join(rules.roots)}"
+            yield problem_at(key, ProblemKind.WRONG_VALUE, what)
+
+
+def _root_of(text: str, rules: DefineConfig) -> str:
+    """The root that a path or URL is below, as it is written; "" if there is none."""
+    if looks_like_url(text):
+        return next((root for root in rules.roots if ".." not in text.split("/") and _is_below(text, root)), "")
+    real = {root: os.path.realpath(place) for root, place in zip(rules.roots, rules.places, strict=True)}
+    return next((root for root, place in real.items() if _is_below(os.path.realpath(text), place)), "")
 
 
 def _paths(asked: DefineRequest) -> list[tuple[KeyPath, str]]:
@@ -269,7 +265,9 @@ def _raised(step: StepOptions) -> Iterator[tuple[str, str]]:
             yield option.name, f"may be {most} at most; the operator may have more in the file"
 
 
-def _open(reading: LoadedConfig, config: Config, asked: DefineRequest, daemon: DaemonConfig) -> ServedStream:
+def _open(
+    reading: LoadedConfig, config: Config, asked: DefineRequest, daemon: DaemonConfig, scans: IndexCache
+) -> ServedStream:
     """Plan the ring, and scan. Raises ``BatchdError``."""
     name = asked.stream
     stream = config.streams[name]
@@ -292,7 +290,7 @@ def _open(reading: LoadedConfig, config: Config, asked: DefineRequest, daemon: D
             ring = plan_rings(whole, storage)[name]
             ring = replace(ring, slots_max=min(ring.slots_max, DERIVED_SLOTS_MAX))
             storage.limits = daemon.storage_limits()
-            return open_stream(0, name, whole, ring, storage, IndexCache(None), found)
+            return open_stream(0, name, whole, ring, storage, scans, found)
         except SourceInvalid as error:
             path, _colon, text = str(error).partition(": ")
             problems = [Problem(path, ProblemKind.UNUSABLE_SOURCE, text)]

@@ -1,8 +1,9 @@
-"""Between daemon and the process that derives streams. Never reused numbers.
+"""Between daemon, the process that derives streams, and its forks. Never reused numbers.
 
-daemon                                        process
-|  ----------------------------------------->  |   DeriveStream, DefineStream (+ fds): one at a time
-|  <-----------------------------------------  |   StreamDerived (+ fds): its answer
+daemon                           process                         fork
+|  --------------------------->  |                                |   DeriveStream, DefineStream
+|                                |  <---------------------------  |   (+ fds): up to AT_ONCE_MAX
+|  <---------------------------  |                                |   StreamDerived (+ fds)
 """
 
 from dataclasses import field
@@ -10,6 +11,11 @@ from dataclasses import field
 from batchd.daemon.identity import Identity
 from batchd_wire.codec import Message, Vocabulary, message
 from batchd_wire.record import frozen
+
+AT_ONCE_MAX = 4
+"""Requests that are worked out beside one another."""
+ANSWER_MAX_S = 30.0
+"""A fork that takes longer for its stream is ended."""
 
 
 @frozen
@@ -49,17 +55,29 @@ class DefineRequest:
 class DeriveStream(Message):
     """Derive a stream. Travels with the request, and the index of the other one's source."""
 
+    request: int
+
 
 @message(119)
 class DefineStream(Message):
     """Work out a stream that is defined. Travels with the request."""
 
+    request: int
+
 
 @message(118)
 class StreamDerived(Message):
-    """The stream, as JSON of its facts in memory, and its index; or why there is none."""
+    """The stream, as JSON of its facts in memory, and its index; or why there is none.
 
+    A fork answers for ``request`` 0. ``scan``: the key of its source's index, if that is to be kept
+    for the same owner; it travels with it, and with its witnesses. ``roots``: those of
+    [daemon.define] that its files are below.
+    """
+
+    request: int = 0
     problem: str = ""
+    scan: str = ""
+    roots: list[str] = field(default_factory=list)
 
 
 TO_DERIVING = Vocabulary(DeriveStream, DefineStream)

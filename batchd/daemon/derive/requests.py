@@ -13,17 +13,20 @@ A stream that is defined has a name of its own, and is read by its owner: the us
 defined it, whoever of them asks. It ends so long after its last trainer as was asked for, or with
 the key of its owner.
 
-One process works out one request at a time. It is started ahead, as its imports take a second.
+One process has up to ``AT_ONCE_MAX`` requests worked out beside one another, those of the tenants
+and owners first that have the fewest in hand; an owner has half of them at most. It is started
+ahead, as its imports take a second.
 
 Invariant: the loop reads no settings and waits for no process. The rings of all derived streams,
-those that are ending included, fit into the part of the memory that is kept for them.
+those that are ending included, fit into the part of the memory that is kept for them. What is the
+same stream is worked out once.
 """
 
 import json
 import os
 import re
 import socket
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +39,8 @@ import structlog
 from batchd.core.admission import Refusal, unknown_stream
 from batchd.core.events import SubscriptionAsked
 from batchd.daemon.derive.messages import (
+    ANSWER_MAX_S,
+    AT_ONCE_MAX,
     FROM_DERIVING,
     DefineRequest,
     DefineStream,
@@ -44,7 +49,7 @@ from batchd.daemon.derive.messages import (
     StreamDerived,
 )
 from batchd.daemon.doors import Doors
-from batchd.daemon.identity import Identity
+from batchd.daemon.identity import Identity, weights_of
 from batchd.daemon.reload.apply import ReloadApplier, stream_from
 from batchd.runtime import failpoints
 from batchd.runtime.children import Child, start_linked
@@ -63,8 +68,10 @@ _log = structlog.get_logger()
 
 OF_A_SESSION_MAX = 8
 """Derived streams of one session at a time."""
-ANSWER_MAX_S = 30.0
-"""A process that takes longer for one stream is ended."""
+SILENCE_MAX_S = ANSWER_MAX_S + 10.0
+"""A process that has not answered a request for so long hangs, and is ended."""
+OF_AN_OWNER_MAX = AT_ONCE_MAX // 2
+"""Requests of one owner that are worked out beside one another."""
 NICENESS = 5
 """Of the process: workers and trainers have priority."""
 KILL_TIMEOUT_S = 2.0
@@ -94,7 +101,7 @@ class _Derived:
 class _Defined:
     """A defined stream in service. ``table``: as it was sent. ``keep_s``: see ``Subscribe``.
 
-    ``read_s``: when somebody read it last, by ``monotonic``.
+    ``read_s``: when somebody read it last, by ``monotonic``. ``roots``: those that it needs.
     """
 
     number: int
@@ -103,19 +110,33 @@ class _Defined:
     table: bytes
     keep_s: int | None
     read_s: float
+    roots: list[str]
 
 
 _Serving = _Derived | _Defined
 
 
 @dataclass(slots=True, eq=False)
+class _Request:
+    """What waits, or is worked out ``since_s``. ``is_again``: a process has ended over it."""
+
+    asked: SubscriptionAsked
+    is_again: bool = False
+    since_s: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The stream; all with the same one get the same."""
+        return self.asked.stream, self.asked.settings
+
+
+@dataclass(slots=True, eq=False)
 class _DerivingProcess:
-    """The process. ``asked``: what it works out, or None; ``since_s``: since when."""
+    """The process. ``in_hand``: what it has worked out, by number."""
 
     child: Child
     channel: socket.socket
-    since_s: float
-    asked: SubscriptionAsked | None = None
+    in_hand: dict[int, _Request] = field(default_factory=dict)
 
 
 class Deriver:
@@ -129,13 +150,13 @@ class Deriver:
         """By the number of the stream of the file, and the settings."""
         self._defined: dict[str, _Defined] = {}
         """By name."""
-        self._waiting: deque[SubscriptionAsked] = deque()
+        self._waiting: list[_Request] = []
+        """In the order in which they came."""
+        self._numbers = count(1)
         self._process: _DerivingProcess | None = None
         self._killed: list[Child] = []
         """Those that have not ended yet."""
         self._is_ahead = False
-        self._again: SubscriptionAsked | None = None
-        """The last request whose process has ended, and that another one works out."""
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
 
     def resolved(self, asked: SubscriptionAsked) -> SubscriptionAsked | None:
@@ -157,7 +178,7 @@ class Deriver:
         if refusal is not None:
             self._refuse(asked, refusal)
             return None
-        self._waiting.append(asked)
+        self._waiting.append(_Request(asked))
         self._begin()
         return None
 
@@ -196,7 +217,7 @@ class Deriver:
         known = self._defined.get(name)
         if known is not None and known.table == asked.defines:
             return self._of_defined(known, asked)
-        self._waiting.append(asked)
+        self._waiting.append(_Request(asked))
         self._begin()
         return None
 
@@ -241,9 +262,9 @@ class Deriver:
             stream.sessions = {session for session in stream.sessions if self._doors.of(session) is not None}
             if not stream.sessions and self._is_idle(stream):
                 self._end(stream)
-        process = self._process
-        if process is not None and process.asked is not None and monotonic() - process.since_s > ANSWER_MAX_S:
-            self._lose(process, f"it was not worked out within {ANSWER_MAX_S:.0f} s")
+        process, now = self._process, monotonic()
+        if process is not None and any(now - one.since_s > SILENCE_MAX_S for one in process.in_hand.values()):
+            self._lose(process, f"it was not worked out within {SILENCE_MAX_S:.0f} s")
         elif process is None and not self._is_ahead and self._applier.daemon.derived_bytes:
             self._is_ahead = True
             with suppress(OSError):  # the first request tries it again, and says why
@@ -282,9 +303,12 @@ class Deriver:
         room = self._in_the_way(asked)
         return None if isinstance(room, list) else room
 
+    @property
+    def _in_hand(self) -> list[_Request]:
+        return [] if self._process is None else list(self._process.in_hand.values())
+
     def _is_asking(self, session: int) -> bool:
-        in_hand = None if self._process is None else self._process.asked
-        return any(other is not None and other.session == session for other in (*self._waiting, in_hand))
+        return any(one.asked.session == session for one in (*self._waiting, *self._in_hand))
 
     def _in_the_way(self, asked: SubscriptionAsked) -> list[_Serving] | Refusal:
         """The idle streams that end for another one, so that they are not too many; or why not."""
@@ -369,9 +393,10 @@ class Deriver:
     # --- the process ------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Have the next request worked out, if the process is free."""
-        while self._waiting and (self._process is None or self._process.asked is None):
-            asked = self._waiting.popleft()
+        """Have requests worked out, as many as may be."""
+        while (request := self._next()) is not None:
+            self._waiting.remove(request)
+            asked = request.asked
             base, door = self._applier.state.numbers.get(asked.stream), self._doors.of(asked.session)
             if door is None:
                 continue
@@ -386,25 +411,44 @@ class Deriver:
                 continue
             try:
                 process = self._process or self._start()
+                number = next(self._numbers)
                 if asked.defines:
-                    self._send_definition(process, asked, identity)
+                    self._send_definition(process, number, asked, identity)
                 else:
                     assert base is not None, "it is known"
-                    self._send(process, asked, identity, self._applier.streams[base])
+                    self._send(process, number, asked, identity, self._applier.streams[base])
             except OSError as error:
                 self._refuse(asked, (_code(asked), f"the process that works it out failed: {error}"))
             else:
-                process.asked, process.since_s = asked, monotonic()
+                process.in_hand[number], request.since_s = request, monotonic()
+
+    def _next(self) -> _Request | None:
+        """The next one to be worked out, if there is room for one."""
+        in_hand = self._in_hand
+        if len(in_hand) >= AT_ONCE_MAX:
+            return None
+        keys = {one.key for one in in_hand}
+        owners = Counter(one.asked.owner for one in in_hand)
+        tenants = Counter(one.asked.tenant for one in in_hand)
+        weights = dict(weights_of(self._applier.daemon))
+        able = (one for one in self._waiting if one.key not in keys and owners[one.asked.owner] < OF_AN_OWNER_MAX)
+
+        def turn(one: _Request) -> tuple[float, int]:
+            return tenants[one.asked.tenant] / weights.get(one.asked.tenant, 1.0), owners[one.asked.owner]
+
+        return min(able, key=turn, default=None)
 
     def _start(self) -> _DerivingProcess:
         child, channel = start_linked("batchd.daemon.derive.process", stdout=2, nicer_by=NICENESS)
         channel.setblocking(False)
-        process = self._process = _DerivingProcess(child, channel, monotonic())
+        process = self._process = _DerivingProcess(child, channel)
         self._poller.watch(channel.fileno(), lambda: self._receive(process))
         failpoints.passing("daemon.deriving")
         return process
 
-    def _send_definition(self, process: _DerivingProcess, asked: SubscriptionAsked, identity: Identity) -> None:
+    def _send_definition(
+        self, process: _DerivingProcess, number: int, asked: SubscriptionAsked, identity: Identity
+    ) -> None:
         """Send a request. Raises ``OSError``."""
         request = DefineRequest(
             daemon=self._applier.daemon.model_dump(mode="json"),
@@ -414,10 +458,10 @@ class Deriver:
             modules={name: digest for name, (digest, _folders) in self._applier.imported.items()},
         )
         with _in_memory(request) as memory:
-            send_message(process.channel, DefineStream(), (memory,))
+            send_message(process.channel, DefineStream(number), (memory,))
 
     def _send(
-        self, process: _DerivingProcess, asked: SubscriptionAsked, identity: Identity, base: ServedStream
+        self, process: _DerivingProcess, number: int, asked: SubscriptionAsked, identity: Identity, base: ServedStream
     ) -> None:
         """Send a request. Raises ``OSError``."""
         card = json.loads("".join(base.facts.card.configuration))
@@ -432,7 +476,7 @@ class Deriver:
             identity=identity,
         )
         with _in_memory(request) as memory:
-            send_message(process.channel, DeriveStream(), (memory, base.index_descriptor))
+            send_message(process.channel, DeriveStream(number), (memory, base.index_descriptor))
 
     def _receive(self, process: _DerivingProcess) -> None:
         """Take the answer, or the end of the process."""
@@ -441,25 +485,29 @@ class Deriver:
         except BlockingIOError:
             return
         except (ChannelClosed, MalformedMessage) as error:
-            if process.asked is not None and process.asked is not self._again:
-                self._again = process.asked  # the process may have ended before it had the request
-                self._waiting.appendleft(process.asked)
-                process.asked = None
+            # it may have ended before it had a request, so each is tried once more
+            again = {number: one for number, one in process.in_hand.items() if not one.is_again}
+            for number in again:
+                del process.in_hand[number]
+            self._waiting[:0] = [replace(one, is_again=True) for one in again.values()]
             self._lose(process, f"the process that works it out failed: {error}")
             return
         assert isinstance(answer, StreamDerived)
-        asked, process.asked, process.since_s = process.asked, None, monotonic()
-        if descriptors and asked is not None:
-            (self._define if asked.defines else self._derive)(asked, *descriptors)
-        elif asked is not None:
-            self._refuse(asked, (_code(asked), answer.problem))
+        request = process.in_hand.pop(answer.request, None)
+        if descriptors and request is not None:
+            if request.asked.defines:
+                self._define(request.asked, answer.roots, *descriptors)
+            else:
+                self._derive(request.asked, *descriptors)
+        elif request is not None:
+            self._refuse(request.asked, (_code(request.asked), answer.problem))
         self._begin()
 
     def _lose(self, process: _DerivingProcess, reason: str) -> None:
         """The process has ended, or shall: refuse what it has worked on."""
         self._stop(process)
-        if process.asked is not None:
-            self._refuse(process.asked, (_code(process.asked), reason))
+        for request in process.in_hand.values():
+            self._refuse(request.asked, (_code(request.asked), reason))
         self._begin()
 
     def _stop(self, process: _DerivingProcess) -> None:
@@ -510,7 +558,7 @@ class Deriver:
         failpoints.passing("daemon.derived")
         self._applier.enqueue(_of(derived, asked))
 
-    def _define(self, asked: SubscriptionAsked, facts: int, index: int) -> None:
+    def _define(self, asked: SubscriptionAsked, roots: list[str], facts: int, index: int) -> None:
         """Serve what was worked out, and let the core have who asked."""
         with os.fdopen(facts, "rb") as document:
             plain = json.loads(document.read())
@@ -523,13 +571,15 @@ class Deriver:
             self._applier.enqueue(self._of_defined(known, asked))
             return
         if refusal is None and identity is not None:
-            refusal = self._serve_defined(asked, identity, stream)
+            refusal = self._serve_defined(asked, identity, stream, roots)
         if refusal is not None:
             self._refuse(asked, refusal)
         if refusal is not None or identity is None:
             stream.close()
 
-    def _serve_defined(self, asked: SubscriptionAsked, identity: Identity, stream: ServedStream) -> Refusal | None:
+    def _serve_defined(
+        self, asked: SubscriptionAsked, identity: Identity, stream: ServedStream, roots: list[str]
+    ) -> Refusal | None:
         """Take a stream into service, if there is room; or why not."""
         name, owner = asked.stream, identity.owner
         before = self._defined.get(name)
@@ -546,7 +596,7 @@ class Deriver:
             number = self._applier.add(stream, name, 0, "", owner)
         except OSError as error:
             return ErrorCode.DEFINITION_REFUSED, f"there is no memory for it: {error}"
-        defined = _Defined(number, name, identity, asked.defines, asked.keep_s, monotonic())
+        defined = _Defined(number, name, identity, asked.defines, asked.keep_s, monotonic(), roots)
         self._defined[name] = defined
         self._say("stream defined", asked.session, stream=name, owner=owner)
         failpoints.passing("daemon.defined")

@@ -122,6 +122,12 @@ class OneOf:
         return _reader(kind)(json.dumps(value), strict=True)
 
 
+def prepare_readers(kinds: Kinds[Any]) -> None:
+    """Make the validators of all kinds, for a process whose forks validate tables."""
+    for kind in kinds.values():
+        _reader(kind)  # type: ignore[arg-type]
+
+
 @cache
 def _reader(kind: type) -> Callable[..., object]:
     """Parses a table of one kind from JSON: strict mode takes no other table for a dataclass."""

@@ -250,6 +250,11 @@ def kind_of(source: SourceOptions) -> BuiltInKind:
     return kind
 
 
+def import_scan(kind: type[SourceOptions]) -> None:
+    """Import the daemon's side of a kind, for a process whose forks scan. Raises as ``kind_of``."""
+    _module_of(kind, "scan")
+
+
 def open_reader(source: SourceOptions, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
     """Make a reader, as ``kind_of``. A record of more than ``max_bytes`` bytes is a bad sample."""
     reader: Reader = _module_of(type(source), "reader").READERS[type(source)](source, index, max_bytes, storage)

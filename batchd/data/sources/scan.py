@@ -108,11 +108,14 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
 
 
 class ScanMemory:
-    """The memory that the scan of a source may take in this process, from now on."""
+    """The memory that the scan of a source may take in this process, from now on.
 
-    def __init__(self) -> None:
+    ``at_once``: how many such processes there may be.
+    """
+
+    def __init__(self, at_once: int = 1) -> None:
         self._free_bytes = available_bytes()
-        self.bytes_max = max(SCAN_BYTES_MIN, self._free_bytes // 2)
+        self.bytes_max = max(SCAN_BYTES_MIN, self._free_bytes // (2 * at_once))
         self._begun_bytes = _own_bytes()
         self._look_at = MEMORY_EVERY
 

@@ -138,13 +138,18 @@ def _index_in(stream: BinaryIO, storage: Storage) -> SourceIndex:
         with mmap.mmap(descriptor, 0, mmap.MAP_SHARED, mmap.PROT_READ) as memory, memoryview(memory) as index:
             if _digest(witness_bytes, [memoryview(witnesses), index]) != digest:
                 raise IndexMalformed("it is damaged")
-        seen = [Witness(*one) for one in json.loads(witnesses[:witness_bytes])]
-        for store, is_remote in ((storage.local, False), (storage.remote, True)):
-            if changed := store.first_changed([one for one in seen if one.is_remote == is_remote]):
-                raise FileNotFoundError(changed)
+        check_unchanged(witnesses[:witness_bytes], storage)
         found = SourceIndex.owning(descriptor)
         where_it_fails.pop_all()
     return found
+
+
+def check_unchanged(witnesses: bytes, storage: Storage) -> None:
+    """Raise ``FileNotFoundError`` for a witness, of those in JSON, that has changed."""
+    seen = [Witness(*one) for one in json.loads(witnesses)]
+    for store, is_remote in ((storage.local, False), (storage.remote, True)):
+        if changed := store.first_changed([one for one in seen if one.is_remote == is_remote]):
+            raise FileNotFoundError(changed)
 
 
 def _chunks(index: SourceIndex, witnesses: list[Witness]) -> list[memoryview]:

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from batchd.config.tree import DaemonConfig
 from batchd.core.events import SubscriptionAsked
 from batchd.daemon.derive import requests as derive
-from batchd.daemon.derive.messages import TO_DERIVING, StreamDerived
+from batchd.daemon.derive.messages import AT_ONCE_MAX, TO_DERIVING, StreamDerived
 from batchd.daemon.identity import Identity
 from batchd.runtime.children import Child
 from batchd.runtime.poller import Poller
@@ -21,9 +22,12 @@ from batchd_wire.codes import ErrorCode
 from support.waiting import wait_until
 
 
-def asked(session: int, settings: str = '{"seed":1}', stream: str = "photos") -> SubscriptionAsked:
+def asked(
+    session: int, settings: str = '{"seed":1}', stream: str = "photos", owner: str = "", tenant: str = "default"
+) -> SubscriptionAsked:
     """Return a subscription with settings."""
-    return SubscriptionAsked(session, 1, 7, stream, 0, 1, 0, 0, 0, None, None, is_spectator=False, settings=settings)
+    ends = {"is_spectator": False, "settings": settings, "owner": owner or f"user:{session}", "tenant": tenant}
+    return SubscriptionAsked(session, 1, 7, stream, 0, 1, 0, 0, 0, None, None, **ends)
 
 
 class Deriving:
@@ -31,7 +35,7 @@ class Deriving:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.poller, self.now_s = Poller(), 0.0
-        self.sessions = {1, 2, 3}
+        self.sessions = set(range(1, 20))
         self.events: list[Any] = []
         self.refused: list[tuple[int, int, str]] = []
         self.processes: list[tuple[Child, socket.socket]] = []
@@ -66,12 +70,29 @@ class Deriving:
         self.processes.append((child, theirs))
         return child, ours
 
-    def request(self) -> None:
-        """Take the request that the last process has."""
-        _message, descriptors = receive_message(self.processes[-1][1], TO_DERIVING)
+    def request(self) -> int:
+        """Take the next request that the last process has; its number."""
+        message, descriptors = receive_message(self.processes[-1][1], TO_DERIVING)
         assert len(descriptors) == 2
         for descriptor in descriptors:
             os.close(descriptor)
+        return message.request
+
+    def requests(self) -> list[int]:
+        """Take all of them."""
+        channel, found = self.processes[-1][1], []
+        channel.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                found.append(self.request())
+        channel.setblocking(True)
+        return found
+
+    def answer(self, number: int) -> int:
+        """Refuse a request; the session that is told so."""
+        send_message(self.processes[-1][1], StreamDerived(number, "wrong"))
+        self.poller.dispatch()
+        return self.refused[-1][0]
 
     def close(self) -> None:
         self.deriver.close()
@@ -88,22 +109,46 @@ def it(monkeypatch):
     it.close()
 
 
-def test_one_process_works_out_one_request_after_the_other(it) -> None:
+def test_one_process_has_several_requests_and_answers_them_in_any_order(it) -> None:
     """A session has one at a time; an answer without a stream is the trainer's."""
     for session in (1, 2):
-        assert it.deriver.resolved(asked(session)) is None
-    it.deriver.resolved(asked(2, '{"seed":2}'))
+        assert it.deriver.resolved(asked(session, f'{{"seed":{session}}}')) is None
+    it.deriver.resolved(asked(2, '{"seed":3}'))
     assert [refusal[:2] for refusal in it.refused] == [(2, ErrorCode.TOO_OFTEN)]
-    for session in (1, 2):
-        it.request()
-        send_message(it.processes[0][1], StreamDerived(f"wrong {session}"))
-        it.poller.dispatch()
-        assert it.refused[-1] == (session, ErrorCode.SETTINGS_REFUSED, f"wrong {session}")
+    first, second = it.requests()
+    assert [it.answer(second), it.answer(first)] == [2, 1]
+    assert it.refused[-1] == (1, ErrorCode.SETTINGS_REFUSED, "wrong")
     assert len(it.processes) == 1
 
 
+def test_the_same_stream_is_worked_out_once_at_a_time(it) -> None:
+    """The second who asks waits: what the first one gets is then there."""
+    for session in (1, 2):
+        it.deriver.resolved(asked(session))
+    (first,) = it.requests()
+    assert it.answer(first) == 1
+    (second,) = it.requests()
+    assert it.answer(second) == 2
+
+
+def test_an_owner_has_half_of_the_places_and_tenants_take_turns_by_weight(it) -> None:
+    """Who asks for many waits behind those who ask for few, who came later."""
+    it.applier.daemon = DaemonConfig(derive=True, shares={"many": {"weight": 1}, "few": {"weight": 2}})
+    one, two = {"owner": "key:one", "tenant": "many"}, {"owner": "key:two", "tenant": "many"}
+    few = {"owner": "key:few", "tenant": "few"}
+    for session, who in enumerate([one, one, one, two, two, two, few, few, few], 1):
+        it.deriver.resolved(asked(session, f'{{"seed":{session}}}', **who))
+    begun = it.requests()
+    assert len(begun) == AT_ONCE_MAX
+    turns = []
+    while begun:
+        turns.append(it.answer(begun.pop(0)))
+        begun += it.requests()
+    assert turns == [1, 2, 4, 5, 7, 8, 3, 6, 9]
+
+
 @pytest.mark.parametrize("how", ["dies", "hangs", "talks nonsense"])
-def test_a_process_that_fails_costs_the_request_that_it_has(it, how) -> None:
+def test_a_process_that_fails_costs_the_requests_that_it_has(it, how) -> None:
     """Another one works out the next; one whose trainer has left meanwhile is forgotten.
 
     A process may have ended before it had the request, so that is tried once more.
@@ -121,15 +166,13 @@ def test_a_process_that_fails_costs_the_request_that_it_has(it, how) -> None:
         elif how == "talks nonsense":
             channel.send(b"\xc1")
         else:
-            it.now_s = derive.ANSWER_MAX_S + 1
+            it.now_s = derive.SILENCE_MAX_S + 1
             it.deriver.tick()
         it.poller.dispatch()
     assert [refusal[:2] for refusal in it.refused] == [(1, ErrorCode.SETTINGS_REFUSED)]
     assert len(it.processes) == tries + 1
     wait_until(lambda: it.poller.dispatch() or it.processes[0][0].pidfd < 0, "it is gone")
-    it.request()
-    send_message(it.processes[-1][1], StreamDerived("wrong"))
-    it.poller.dispatch()
+    assert it.answer(it.request()) == 3
     assert [session for session, *_rest in it.refused] == [1, 3]
 
 
