@@ -321,6 +321,7 @@ CROPS = {"op": "crop_to_bucket", "sizes": [[48, 32], [40, 40], [32, 48], [16, 64
 """The sizes of the four kinds of pictures."""
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("layout", [[], [{"op": "normalize"}, {"op": "layout"}]], ids=["nhwc", "nchw"])
 def test_a_batch_is_one_array_of_images_of_its_size(start_daemon, tmp_path, pictures, layout):
     """Near and far trainers and a worker host have the same bytes; leftovers go further."""
@@ -358,6 +359,7 @@ SIZES = {"op": "letterbox", "sizes": [[48, 40], [32, 32], [40, 64]]}
 """Sizes that batches draw from."""
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("step", "drawn"), [({**CROPS, "random": True}, "crop"), (SIZES, "size")], ids=["crop", "drawn"]
 )
@@ -397,6 +399,7 @@ def test_own_batches_are_parts_of_batches_of_one_size(start_daemon, pictures, st
     assert rows == expected.all_rows(0)
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_all_images_of_a_batch_have_the_size_that_it_draws(start_daemon, tmp_path, pictures, ranks):
     """Dense, padded and from a cache of decoded images; near and far, and from a worker host."""

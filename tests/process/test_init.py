@@ -589,6 +589,7 @@ def test_a_packed_file_at_a_url_has_to_be_downloaded() -> None:
     ]
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.usefixtures("forked_scans")
 @pytest.mark.parametrize("content", [b"", b"garbage\n", b"\xff\xd8\0garbage" * 400], ids=["empty", "text", "bytes"])
 def test_broken_files_of_every_kind_are_refused(data: Path, content: bytes) -> None:

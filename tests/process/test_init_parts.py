@@ -175,6 +175,7 @@ def write_clips(folder: Path, part: str, rows: int) -> None:
         write_video(folder / part / name / "a.mp4", rows)
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.usefixtures("forked_scans")
 @pytest.mark.parametrize(
     "write",

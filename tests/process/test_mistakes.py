@@ -323,6 +323,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.thorough(after_first=True)
 @root_only
 @pytest.mark.parametrize("words", ["card photos -o", "init photos --force -o", "keys new --name x --keys-dir keys -o"])
 def test_a_full_disk_is_named(folder, full_disk, words) -> None:
@@ -350,6 +351,7 @@ def test_a_full_standard_output_and_a_closed_one(folder) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("words", ["config", "explain", "check --explain", "--help"])
 def test_a_reader_that_is_gone_ends_a_command_in_silence(folder, words) -> None:
     """As with `| head -1`; the command is done before it can tell, or ends."""

@@ -62,6 +62,7 @@ def blink(folder, seconds=0.3):
         time.sleep(seconds)
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("keys", [{}, {"on_error": "mask"}, {"on_error": "fail"}], ids=["substitute", "mask", "fail"])
 def test_a_folder_that_is_renamed_for_a_moment_costs_time_and_no_sample(start_daemon, folder, keys):
     """The batches are those of the plan, none is bad, and the trainer sees a delay."""

@@ -560,6 +560,7 @@ def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed,
     assert made.count("  epoch 0, step ") == sum(place[:2] == (5, 0) for place in got) > 0
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("method", ["best-fit", "concat-split"])
 def test_a_mix_whose_weights_change_is_packed_by_its_parts(start_daemon, code, method):
     """A row has documents of one part, rows have the shares, and are found by their samples."""

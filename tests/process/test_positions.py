@@ -166,6 +166,7 @@ def test_a_run_goes_on_with_another_batch_size(start_daemon, photos, before, aft
             connection.stream("photos", state=changed, convert=True)
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("keys", "step", "there"),
     [

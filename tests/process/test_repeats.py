@@ -155,6 +155,7 @@ def test_a_state_goes_on_in_own_batches_of_any_size(daemon, orders, before, afte
         assert joined(rows_read(other)) == orders[1]
 
 
+@pytest.mark.thorough
 def test_a_replay_makes_each_copy_again_and_seen_names_its_rows(daemon, tmp_path):
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos")

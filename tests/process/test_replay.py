@@ -593,6 +593,7 @@ def test_other_versions_are_named_with_what_shows_whether_they_matter(daemon, tm
 # --- when samples were seen -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_kind_of_source_finds_the_samples_of_a_file_and_of_a_label(golden):
     """Names are those that a replay prints: each leads to its samples, and so does its file."""
     streams, _data, config_file = golden

@@ -145,6 +145,7 @@ def test_a_slot_takes_what_the_budget_needs(streams, start_daemon):
     assert "rows with room for the largest sample would take" in explained
 
 
+@pytest.mark.thorough
 def test_a_batch_is_the_same_by_its_position_and_replayed(start_daemon, streams):
     """A copy from the daemon, and what is made again without it, have the same checksum."""
     daemon = start_daemon(streams, memory="64MiB")

@@ -286,6 +286,7 @@ def cut(file):
 CHANGES = [rewrite, cut, Path.unlink]
 
 
+@pytest.mark.thorough
 def test_a_file_that_changes_after_the_scan_makes_bad_samples(serving, tmp_path):
     """Workers serve the scanned content or nothing: of a file rewritten, cut or removed."""
     cases = [(name, change) for name in PICTURES | NUMBERS for change in CHANGES]

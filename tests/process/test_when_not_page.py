@@ -105,6 +105,7 @@ def test_init_says_in_one_line_what_no_source_reads(tmp_path: Path, write, told:
     assert f"## {section}\n" in TEXT + "".join((DOCS / page).read_text() for page in ("cookbook.md", "sources.md"))
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.usefixtures("forked_scans")
 @pytest.mark.parametrize(
     ("write", "told"),

@@ -178,6 +178,7 @@ def test_interrupt_at_any_place_of_next_with_a_slot_in_transit_loses_and_repeats
     assert place > 40
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("action", ["status", "stream", "seek"])
 def test_interrupt_at_any_place_of_a_query_leaves_a_connection_that_works(daemon, action: str) -> None:
     """A late answer is not taken for the answer to the next query."""
@@ -354,7 +355,7 @@ def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -
 
 @pytest.mark.thorough(after_first=True)
 @SWALLOWED
-@pytest.mark.parametrize("moments", [50, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moments", [25, pytest.param(500, marks=pytest.mark.slow)])
 def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life, moments: int) -> None:
     """The signals are real, also within system calls.
 

@@ -19,7 +19,7 @@ from batchd_wire.status import ReportPage
 
 SAMPLES, BATCH, SHARDS, EPOCHS = 1000, 32, 50, 8
 BAD_SHARD = 7
-CLEAN_RUNS = 16
+CLEAN_RUNS = 8
 """Of each of 12 kinds: two of all these runs could have a false alarm, at 1 in 100."""
 
 

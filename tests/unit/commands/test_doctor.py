@@ -427,6 +427,7 @@ def test_a_missing_extension_for_resampling_is_a_warning():
     assert decoding.check_resampling(is_built=True).level is Level.OK
 
 
+@pytest.mark.thorough
 def test_decoders_are_measured_with_simd_and_without():
     """They run in separate processes; the first one is that of workers."""
     first, *_ = decoding.measure_decoders()

@@ -23,7 +23,7 @@ DRAIN_TURNS = 150
 STREAMS_MAX = 4
 ORDERS_A_TURN = 4
 NO_SAMPLE = 1 << 20
-MANY_EXAMPLES = settings(max_examples=max(150, settings.default.max_examples))
+MANY_EXAMPLES = settings(max_examples=max(75, settings.default.max_examples))
 """They are cheap, and the core is central."""
 
 specs = st.fixed_dictionaries(

@@ -294,6 +294,7 @@ def test_tenants_get_worker_time_by_their_weights(workers):
     assert max(times[number] for number in SMALL_STREAMS) < 1.3 * min(times[number] for number in SMALL_STREAMS)
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("busy_us", [100, 900, 20_000])
 def test_a_tenant_pays_what_its_samples_took_and_not_what_was_expected(busy_us):
     """The prices of its samples change all the time, so no expectation is right."""

@@ -228,4 +228,4 @@ TestLive = LiveMachine.TestCase
 class TestLiveLong(TestLive):
     """The same with more examples."""
 
-    settings = settings(max_examples=max(60, settings.default.max_examples))
+    settings = settings(max_examples=max(40, settings.default.max_examples))

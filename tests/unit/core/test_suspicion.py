@@ -137,6 +137,7 @@ def test_a_worker_killed_from_outside_makes_no_sample_guilty():
     assert [one.granted for one in world.trainers.values()] == [1] * 5
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("chunk_rows", [1, 4])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_a_hundred_killed_workers_lose_nothing_and_make_no_sample_guilty(seed, chunk_rows):

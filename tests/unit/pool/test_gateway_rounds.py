@@ -472,4 +472,4 @@ TestRounds = Rounds.TestCase
 class TestRoundsLong(TestRounds):
     """The same with more examples."""
 
-    settings = settings(max_examples=max(50, settings.default.max_examples))
+    settings = settings(max_examples=max(35, settings.default.max_examples))

@@ -226,6 +226,7 @@ def adopting():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.usefixtures("adopting")
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_descendants_compute_is_ours_and_what_others_do_is_not(peers, waits):

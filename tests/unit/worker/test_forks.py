@@ -117,6 +117,7 @@ def test_a_fork_server_that_does_not_fork_in_time_is_killed_and_its_workers_end(
     assert it.workers.pids() == {}
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "not known yet"])
 def test_a_worker_runs_on_the_cpus_of_its_node(started, is_known):
     """From its start, whichever is first: the word of the node, or the process."""

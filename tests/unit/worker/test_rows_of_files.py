@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,27 +42,38 @@ OTHER_STEPS = {
     "colours": CROP + ", { op = 'color_jitter', brightness = 0.5 }",
     "another step": CROP + ", { op = 'cast', field = 'label', dtype = 'int32' }",
 }
-PHOTOGRAPHS = {
-    "a": jpeg(photo(300, 400)),
-    "b": jpeg(photo(200, 150, 1), 80, "444"),
-    "c-turned": jpeg_with_exif(jpeg(photo(160, 260, 2)), 6),
-    "d-mirrored": jpeg_with_exif(jpeg(photo(160, 260, 2)), 2),
-    "e-small": jpeg(photo(60, 70, 3)),
-    "f-grey": jpeg(photo(170, 250, 4)[..., 0]),
-    "g-large": jpeg(photo(700, 900, 5)),
-}
-UNUSUAL = {
-    "h-progressive": progressive_jpeg(photo(200, 200, 6)),
-    "i-png": encode(photo(160, 200, 7), ".png"),
-    "j-arithmetic": arithmetic_jpeg(),
-    "k-padded": jpeg(photo(200, 200, 8)) + bytes(7),
-}
+PHOTOGRAPH = jpeg(photo(300, 400))
+
+
+@cache
+def photographs() -> dict[str, bytes]:
+    """The files that one call may make."""
+    return {
+        "a": PHOTOGRAPH,
+        "b": jpeg(photo(200, 150, 1), 80, "444"),
+        "c-turned": jpeg_with_exif(jpeg(photo(160, 260, 2)), 6),
+        "d-mirrored": jpeg_with_exif(jpeg(photo(160, 260, 2)), 2),
+        "e-small": jpeg(photo(60, 70, 3)),
+        "f-grey": jpeg(photo(170, 250, 4)[..., 0]),
+        "g-large": jpeg(photo(700, 900, 5)),
+    }
+
+
+@cache
+def unusual() -> dict[str, bytes]:
+    """The files that are made one by one."""
+    return {
+        "h-progressive": progressive_jpeg(photo(200, 200, 6)),
+        "i-png": encode(photo(160, 200, 7), ".png"),
+        "j-arithmetic": arithmetic_jpeg(),
+        "k-padded": jpeg(photo(200, 200, 8)) + bytes(7),
+    }
 
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
     """Make streams over a folder of these photographs; ``made`` has the samples of each call."""
-    write(tmp_path / "photos", {**PHOTOGRAPHS, **UNUSUAL})
+    write(tmp_path / "photos", photographs() | unusual())
     made = []
     make_rows = jpeg_box.BoxDecoder.make_rows
 
@@ -200,9 +212,9 @@ def test_a_bad_sample_has_one_substitute_in_all_copies_with_other_crops(worker):
 CHANGES = {
     "another length": jpeg(photo(300, 400, 9)),
     "another size": jpeg(photo(290, 400, 9)),
-    "longer": PHOTOGRAPHS["a"] + PHOTOGRAPHS["a"],
-    "cut off": PHOTOGRAPHS["a"][:9000],
-    "a hole": PHOTOGRAPHS["a"][:3000] + bytes(3000) + PHOTOGRAPHS["a"][6000:],
+    "longer": PHOTOGRAPH + PHOTOGRAPH,
+    "cut off": PHOTOGRAPH[:9000],
+    "a hole": PHOTOGRAPH[:3000] + bytes(3000) + PHOTOGRAPH[6000:],
     "empty": b"",
     "too large for the memory": jpeg(photo(1500, 2000, 9), 100, "444"),
 }
@@ -262,7 +274,7 @@ def test_work_counts_the_time_and_the_bytes_of_rows_made_by_one_call(worker):
     work = Work(*done.work)
 
     assert worker.made == [USUAL]
-    assert work.read_bytes == sum(len(data) for name, data in PHOTOGRAPHS.items() if name != "c-turned")
+    assert work.read_bytes == sum(len(data) for name, data in photographs().items() if name != "c-turned")
     read_us, *parts_us = work.parts_us
     assert read_us > 0
     assert sum(part_us > 0 for part_us in parts_us) == 2  # decode and crop
@@ -277,10 +289,10 @@ def test_work_counts_the_time_and_the_bytes_of_rows_made_by_one_call(worker):
 def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
     """A file that hangs is thus blamed on its own sample, as if it were made alone."""
     os.mkfifo(tmp_path / "hangs.jpg")
-    (tmp_path / "good.jpg").write_bytes(PHOTOGRAPHS["a"])
+    (tmp_path / "good.jpg").write_bytes(PHOTOGRAPH)
     note = bytearray(NOTE.size)
     target = np.zeros((32, 40, 3), np.uint8)
-    header = extension.probe(PHOTOGRAPHS["a"])
+    header = extension.probe(PHOTOGRAPH)
 
     def task(name, row):
         place = -1, bytes(tmp_path / name), os.O_RDONLY, 1 << 20, 0
@@ -315,7 +327,7 @@ def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
 )
 def test_arguments_that_do_not_fit_are_refused(changed):
     place = (-1, b"/none", os.O_RDONLY, 100, 0)
-    parts = [place, extension.probe(PHOTOGRAPHS["a"]), 8, (0, 0, 9, 9), None, np.zeros((4, 4, 3), np.uint8)]
+    parts = [place, extension.probe(PHOTOGRAPH), 8, (0, 0, 9, 9), None, np.zeros((4, 4, 3), np.uint8)]
     for number, value in changed.get("task", {}).items():
         parts[number] = value
     with pytest.raises(ValueError):  # noqa: PT011  each has its own words

@@ -376,7 +376,7 @@ SMALL = {
 def test_files_that_are_cut_or_changed_at_any_byte_are_samples_or_bad_ones(kind: str) -> None:
     """Nothing else comes of them."""
     data = SMALL[kind]
-    step = 1 + len(data) // 150
+    step = 1 + len(data) // 60
     damaged = [data[:length] for length in range(0, len(data), step)]
     damaged += [data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :] for place in range(0, len(data), step)]
     good = 0
@@ -494,6 +494,7 @@ def test_versions_of_libraries_count_where_formats_are_coded() -> None:
     assert DecodeAudio(rate=16_000, formats=("flac", "mp3")).libraries == ("av", "soundfile")
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("has_table", [True, False])
 def test_a_segment_of_a_known_mp3_takes_only_its_bytes(has_table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are those of the whole file; a record that is damaged, or lies, costs time alone."""

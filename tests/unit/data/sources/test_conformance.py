@@ -49,7 +49,7 @@ REMOTE = [name for name, kind in KINDS.items() if kind.is_remote]
 BOUND = [name for name, kind in KINDS.items() if is_bound(kind.source(Path("/"), "a"))]
 """Kinds whose files must be below a root."""
 pytestmark = pytest.mark.usefixtures("forked_scans")
-everywhere = pytest.mark.parametrize("tries", [20, pytest.param(1000, marks=pytest.mark.slow)])
+everywhere = pytest.mark.parametrize("tries", [10, pytest.param(1000, marks=pytest.mark.slow)])
 
 
 def places(data: bytes, tries: int) -> range:
@@ -269,6 +269,7 @@ def bucket(_network_library: None) -> Iterator[BucketServer]:
     server.close()
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.usefixtures("scans_here")
 @pytest.mark.parametrize("name", REMOTE)
 def test_a_source_in_a_bucket_is_what_the_files_are(
@@ -286,6 +287,7 @@ def test_a_source_in_a_bucket_is_what_the_files_are(
     assert not any(secret in str(there) for secret in ("a-key-for-tests", "a-secret-for-tests"))
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.usefixtures("scans_here")
 @pytest.mark.parametrize("name", REMOTE)
 def test_a_source_in_a_bucket_of_google_is_what_the_files_are(

@@ -473,6 +473,7 @@ def framed_checksum(data: bytes) -> bytes:
     return framed(data)[-4:]
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("kind", "compress"),
     [
