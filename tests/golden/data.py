@@ -87,6 +87,11 @@ def write_data(folder: Path) -> None:
         )
     lossless = Coding("ffv1", units=FPS, pixels="bgr0", b_frames=0, muxer={"fflags": "+bitexact"})
     write_lerobot(folder / "robot", Layout((14, 9, 12), coding=lossless, ending="mkv"))
+    for name in ("0.mkv", "1.avi"):
+        write_video(
+            folder / "heard" / name, 50, Coding("ffv1", pixels="bgr0", b_frames=0), 50 * int(name[0]), "pcm_s16le"
+        )
+    (folder / "heard.csv").write_text("video\n" + "heard/0.mkv\nheard/1.avi\n" * 5)
     (folder / "kinetics.csv").write_text("".join(f"videos/{n % 2}.avi {n}\n" for n in range(14)))
     for number in range(SAMPLES):
         tone = np.arange(900 + 37 * number) * (number % 11 + 3) % 4001 * 8 - 16_000

@@ -405,6 +405,22 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
                 {"op": "color_jitter", "brightness": 0.4},
             ],
         },
+        "picture-and-sound": {
+            "source": {"type": "csv", "path": str(folder / "heard.csv"), "fields": {"video": "video"}},
+            "pipeline": [
+                {
+                    "op": "decode_video",
+                    "frames": 4,
+                    "fps": 10.0,
+                    "clips": 2,
+                    "codecs": ["ffv1"],
+                    "audio": "sound",
+                    "audio_rate": 4000,
+                    "audio_channels": 2,
+                },
+                {"op": "random_resized_crop", "size": [24, 24]},
+            ],
+        },
         "clips": {
             "source": {
                 "type": "video",

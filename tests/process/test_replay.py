@@ -25,6 +25,7 @@ from batchd_client.errors import PermissionDenied
 from batchd_wire.position import Position
 from golden.data import write_data
 from golden.digests import FILE as GOLDEN_FILE
+from golden.digests import pinned
 from golden.streams import MEMORY, golden_streams
 from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
@@ -103,7 +104,7 @@ def test_each_golden_stream_is_replayed_with_the_bytes_that_it_always_had(golden
             batches = [replayer.at(Position(0, step)) for step in range(replayer.plan.steps)]
             lines = [f"0 {step} {digest_of(batch.fields.items())}" for step, batch in enumerate(batches)]
             text = np.frombuffer("\n".join(lines).encode(), np.uint8)
-            found[name] = [replayer.fingerprint, digest_of([("lines", text)])]
+            found[name] = [pinned(name, replayer.fingerprint), digest_of([("lines", text)])]
 
     assert found == {name: known[name][:2] for name in found}
 

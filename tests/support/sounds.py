@@ -30,7 +30,7 @@ def coded(container: str, codec: str, wave: NDArray[np.float64], rate: int = RAT
     """A file that FFmpeg writes, of two channels."""
     made = io.BytesIO()
     with av.open(made, "w", format=container) as file:
-        stream = file.add_stream(codec, rate=rate)
+        stream = file.add_stream(codec, rate=rate, options={"strict": "experimental"})
         stream.layout = "stereo"
         for first in range(0, len(wave), 1024):
             part = np.ascontiguousarray(wave[first : first + 1024].T.astype(np.float32))

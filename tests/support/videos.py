@@ -56,8 +56,13 @@ def number_in(image: NDArray[np.uint8]) -> int:
     return sum(int(mean > 120) << bit for bit, mean in enumerate(means))
 
 
-def write_video(path: Path, frames: int = 60, coding: Coding = Coding(), first: int = 0) -> Path:
-    """Write a video whose frames have the numbers from ``first`` on."""
+def write_video(
+    path: Path, frames: int = 60, coding: Coding = Coding(), first: int = 0, sound: str = "", delay_s: float = 0.0
+) -> Path:
+    """Write a video whose frames have the numbers from ``first`` on.
+
+    ``sound``: the coder of the noise ``HEARD``, which may begin later; "" for none.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(path, "w", container_options=dict(coding.muxer)) as container:
         stream = container.add_stream(coding.codec, rate=25, options=dict(coding.options))
@@ -67,31 +72,26 @@ def write_video(path: Path, frames: int = 60, coding: Coding = Coding(), first: 
         context.time_base = stream.time_base = Fraction(1, coding.units)
         if coding.turn:
             stream.set_display_rotation(coding.turn)
+        if sound:
+            heard = container.add_stream(sound, rate=RATE)
+            heard.layout = "stereo"
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(picture(first + number), "rgb24").reformat(format=coding.pixels)
             frame.pts, frame.time_base = coding.times(number), Fraction(1, coding.units)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+        if sound:
+            for begin in range(0, len(HEARD), 1000):
+                wave = av.AudioFrame.from_ndarray(HEARD[begin : begin + 1000].reshape(1, -1), "s16", "stereo")
+                wave.rate, wave.pts, wave.time_base = RATE, begin + round(delay_s * RATE), Fraction(1, RATE)
+                container.mux(heard.encode(wave))
+            container.mux(heard.encode(None))
     return path
 
 
-def with_sound(path: Path, codec: str = "pcm_s16le", delay_s: float = 0.0) -> Path:
+def with_sound(path: Path, sound: str = "pcm_s16le", delay_s: float = 0.0) -> Path:
     """Write four seconds of video, and of the noise ``HEARD``, which may begin later."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(path, "w") as container:
-        video, sound = container.add_stream("mpeg4", rate=25), container.add_stream(codec, rate=RATE)
-        video.width, video.height, video.pix_fmt, sound.layout = WIDTH, HEIGHT, "yuv420p", "stereo"
-        for number in range(100):
-            frame = av.VideoFrame.from_ndarray(picture(number), "rgb24").reformat(format="yuv420p")
-            frame.pts, frame.time_base = number, Fraction(1, 25)
-            container.mux(video.encode(frame))
-        container.mux(video.encode(None))
-        for first in range(0, len(HEARD), 1000):
-            frame = av.AudioFrame.from_ndarray(HEARD[first : first + 1000].reshape(1, -1), "s16", "stereo")
-            frame.rate, frame.pts, frame.time_base = RATE, first + round(delay_s * RATE), Fraction(1, RATE)
-            container.mux(sound.encode(frame))
-        container.mux(sound.encode(None))
-    return path
+    return write_video(path, 100, Coding("mpeg4", b_frames=0), sound=sound, delay_s=delay_s)
 
 
 def decoded_in_order(path: Path) -> list[av.VideoFrame]:

@@ -47,7 +47,11 @@ PLACES_FROM_S: Final = 60
 """Nearer to the beginning, packets are found by reading what is before them."""
 CELL_S: Final = 4
 """Decoders with a memory begin anew so often, at places of the file."""
-_DEMUXERS: Final = {"mp3": "mp3", "ogg": "ogg", "aac": "aac", "mp4": "mov,mp4", "matroska": "matroska,webm"}
+_DEMUXERS: Final = {
+    **{kind: kind for kind in ("mp3", "ogg", "aac", "avi")},
+    "mp4": "mov,mp4",
+    "matroska": "matroska,webm",
+}
 _DECODERS: Final = frozenset(
     {
         *("mp3float", "mp3", "mp2float", "mp2", "aac", "vorbis", "libvorbis", "opus", "libopus", "flac", "alac"),
@@ -55,6 +59,10 @@ _DECODERS: Final = frozenset(
     }
 )
 """FFmpeg's names of the decoders that may be used."""
+_NOT_IN_AVI: Final = frozenset({"vorbis", "libvorbis", "opus", "libopus", "flac", "alac"})
+"""An AVI has no place for when their packets are heard, which are not all of one length."""
+_WITH_MEMORY: Final = frozenset({"aac", "opus", "libopus", "ac3", "eac3", "mp2"})
+"""Decoders whose samples depend on where decoding began: by drawn noise, or by a filter."""
 _READ_BYTES: Final = 64 << 10
 _TAIL_S: Final = 2
 _TABLES: Final = (b"Xing", b"Info", b"VBRI")
@@ -95,7 +103,7 @@ class CodedSound:
             raise SampleUndecodable(f"is {SHOWN[kind]} that does not say its rate")
         self._unit = Fraction(self._sound.time_base) * self.rate
         """Samples of one unit of time: up to 1, times tell the sample; beyond, they are coarse."""
-        self._origin = round((self._sound.start_time or 0) * self._unit)
+        self._origin = round(self._start * self._unit)
         self.start_s = self._origin / self.rate
 
     def close(self) -> None:
@@ -114,7 +122,7 @@ class CodedSound:
         elif self._kind == "aac" or not self._has_table:
             self.counted = self._count()
             found = self.counted.samples
-        elif self._kind == "matroska" or not duration:
+        elif self._kind in ("matroska", "avi") or not duration or self._decoder in ("ac3", "eac3", "vorbis"):
             found = self._end()
             self.counted = Counted(found, np.empty((0, 2), np.int64))
         else:
@@ -163,10 +171,12 @@ class CodedSound:
             raise SoundMissing(f"is {SHOWN[self._kind]} without sound")
         self._sound = self._container.streams.audio[0]
         context: Any = self._sound.codec_context
-        name = context.name if context is not None else "unknown"
-        if name not in _DECODERS:
+        self._decoder = context.name if context is not None else "unknown"
+        decoders = _DECODERS - _NOT_IN_AVI if self._kind == "avi" else _DECODERS
+        if self._decoder not in decoders:
             self._container.close()
-            raise SampleUndecodable(f"is coded as {name}, which is not among {', '.join(sorted(_DECODERS))}")
+            what = f"is {SHOWN[self._kind]} coded as {self._decoder}"
+            raise SampleUndecodable(f"{what}, which is not among {', '.join(sorted(decoders))}")
         context.thread_count = 1
         context.options = {"err_detect": "crccheck+explode"}
 
@@ -199,8 +209,24 @@ class CodedSound:
 
     @property
     def _has_memory(self) -> bool:
-        """Whether samples depend on where decoding began: by drawn noise, or by a filter."""
-        return self._sound.codec_context.name in ("aac", "opus", "libopus")
+        return self._decoder in _WITH_MEMORY
+
+    @property
+    def _start(self) -> int:
+        """When the first sample is heard, in units of time: no packet of a Vorbis tells it."""
+        if self._is_sequential and self._unit > 1:
+            self._is_fresh = False
+            with suppress(av.FFmpegError):
+                return next(
+                    frame.pts or 0 for packet in self._container.demux(self._sound) for frame in packet.decode()
+                )
+        return self._sound.start_time or 0
+
+    @property
+    def _is_sequential(self) -> bool:
+        """Whether it is decoded from its beginning, as times do not tell which sample is which."""
+        # the last page of an Ogg does not tell the time of its packets
+        return self._decoder == ("flac" if self._kind == "ogg" else "vorbis")
 
     @property
     def _skipped(self) -> int:
@@ -212,8 +238,8 @@ class CodedSound:
         """Go to some place before a sample, or to the beginning, with a decoder as new."""
         is_fresh, self._is_fresh = self._is_fresh, False
         self._next, self._base = None, -self._origin
-        if self._kind == "ogg" and self._sound.codec_context.name == "flac":
-            first = 0  # the last page does not tell the time of its packets
+        if self._is_sequential:
+            first = 0
         if is_fresh and first <= 0:
             return
         if first <= 0 or self._has_memory:
@@ -327,8 +353,13 @@ class CodedSound:
         place = round(time * self._unit) + self._base
         if grid is None:
             return place
+        if following is not None and abs(place - following) <= _JITTER * self.rate:
+            return following
+        if following is not None and self._kind == "avi":
+            what = f"says at {following / self.rate:.3f} s that it is at {place / self.rate:.3f} s"
+            raise SampleUndecodable(f"{what}: it is damaged, or its header is wrong")
         if following is not None:
-            return following if abs(place - following) <= _JITTER * self.rate else place
+            return place
         first, each = grid
         return 0 if place < first / 2 else first + round((place - first) / each) * each
 

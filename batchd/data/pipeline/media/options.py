@@ -16,7 +16,7 @@ SEGMENT_SAMPLES_MAX = 1 << 30
 """Numbers of one sample, all channels together."""
 PLACES = ("random", "middle", "uniform")
 Seconds = Annotated[float, Range(0.0, SECONDS_MAX)]
-SoundFormats: TypeAlias = tuple[Literal["wav", "flac", "aiff", "mp3", "ogg", "aac", "mp4", "matroska"], ...]
+SoundFormats: TypeAlias = tuple[Literal["wav", "flac", "aiff", "mp3", "ogg", "aac", "mp4", "matroska", "avi"], ...]
 EXACT_FORMATS = frozenset({"wav", "flac", "aiff"})
 """Formats that store samples, so every version of a library reads the same ones."""
 
@@ -38,7 +38,7 @@ class DecodeAudio(FieldStep):
 
     Of a long file, only the segment is read that ``seconds`` and ``start`` ask for: its samples are
     those of the whole file, wherever the segment starts. WAV, FLAC and AIFF; MP3, Ogg, Opus, AAC,
-    M4A, and the sound of MP4, MOV and Matroska. Always the first step on its field.
+    M4A, and the sound of MP4, MOV, Matroska and AVI. Always the first step on its field.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"quality"})

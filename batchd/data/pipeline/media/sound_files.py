@@ -159,7 +159,7 @@ def format_of(stream: ByteStream) -> str | None:
         start = b"\xff\xfb"  # of an MP3, whose tag may have room behind it
     kind = next((kind for kind, begins in _BEGINS.items() if start.startswith(begins)), None)
     if start[:4] in (b"RIFF", b"RF64"):
-        return "wav" if start[8:12] == b"WAVE" else None
+        return {b"WAVE": "wav", b"AVI ": "avi"}.get(start[8:12])
     if start[:4] == b"FORM":
         return "aiff" if start[8:12] in (b"AIFF", b"AIFC") else None
     if kind is None and start[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):

@@ -31,6 +31,7 @@ SHOWN = {
     "aac": "AAC",
     "mp4": "MP4",
     "matroska": "Matroska",
+    "avi": "AVI",
 }
 
 

@@ -55,8 +55,8 @@ class DecodeVideo(FieldStep):
     for none."""
     audio: str = ""
     """Name of a further field, with the sound of the same seconds: float32 [frames / fps *
-    audio_rate], of a clip with ``fps``; "" for none. The first sound of an MP4, MOV, Matroska or
-    WebM; zeros where a clip reaches beyond it."""
+    audio_rate], of a clip with ``fps``; "" for none. The first sound of an MP4, MOV, Matroska, WebM
+    or AVI; zeros where a clip reaches beyond it."""
     audio_rate: Annotated[int, Range(RATE_MIN_HZ, RATE_MAX_HZ)] = 16_000
     """Samples per second of the sound, in Hz; a file of another rate is resampled."""
     audio_channels: Annotated[int, Range(1, CHANNELS_MAX)] = 1

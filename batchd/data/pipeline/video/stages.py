@@ -51,7 +51,7 @@ OPEN_MAX = 4
 """Files that stay open, each with the memory of a decoder."""
 KNOWN_BYTES_MAX = 8 << 20
 """The packets of files, 20 bytes each, that are kept for other samples of these files."""
-_WITH_SOUND = ("mp4", "matroska")
+_WITH_SOUND = ("mp4", "matroska", "avi")
 """The containers whose sound is read."""
 _HDR = {16: "PQ", 18: "HLG"}
 """Curves of brighter pictures, which 8 bits and the curve of a screen cannot show, by FFmpeg's
