@@ -171,6 +171,7 @@ FROM_FOLDER = {
     "root": Path("/c"),
     "patterns": ("**/*.wav",),
     "rate": 8000,
+    "quality": "fast",
     "formats": ("wav", "mp3"),
     "probability": 0.5,
 }
@@ -354,6 +355,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "audio": "sound",
         "audio_rate": 8000,
         "audio_channels": 2,
+        "audio_quality": "fast",
         "no_audio": "zeros",
         "color": "bgr",
         "rotation": "ignore",

@@ -1,7 +1,7 @@
 """The steps that decode media, as plain data. Daemon, workers, CLI; standard library only."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
 from batchd.data.pipeline.options import FILE_BYTES_MAX, FieldStep
 from batchd.data.samples.checks import Example, Range
@@ -16,9 +16,19 @@ SEGMENT_SAMPLES_MAX = 1 << 30
 """Numbers of one sample, all channels together."""
 PLACES = ("random", "middle", "uniform")
 Seconds = Annotated[float, Range(0.0, SECONDS_MAX)]
+Quality: TypeAlias = Literal["high", "fast"]
+"""The filter of sound at another rate, see ``DecodeAudio``."""
 SoundFormats: TypeAlias = tuple[Literal["wav", "flac", "aiff", "mp3", "ogg", "aac", "mp4", "matroska", "avi"], ...]
 EXACT_FORMATS = frozenset({"wav", "flac", "aiff"})
 """Formats that store samples, so every version of a library reads the same ones."""
+
+
+class SoundForm(NamedTuple):
+    """What is made of the sound of a file: samples per second, in Hz, and channels."""
+
+    rate: int
+    channels: int
+    quality: Quality
 
 
 def is_exact(formats: Sequence[str]) -> bool:
@@ -70,7 +80,7 @@ class DecodeAudio(FieldStep):
     read whole. Files of this machine are read in parts, however long they are."""
     dtype: Literal["float32", "int16"] = "float32"
     """Type of the numbers: "float32" from -1 to 1, "int16" these times 32768, to the nearest."""
-    quality: Literal["high", "fast"] = "high"
+    quality: Quality = "high"
     """The filter of a file of another rate: "high" keeps what is below 0.91 of half of the lower
     rate, and damps what would alias by 120 dB, as soxr's "HQ"; "fast" keeps what is below 0.82, and
     damps by 80 dB, in a third of the time."""
@@ -104,6 +114,11 @@ class DecodeAudio(FieldStep):
     def samples_max(self) -> int:
         """The most samples that are made of a file."""
         return self.samples or int(self.max_seconds * self.rate)
+
+    @property
+    def form(self) -> SoundForm:
+        """What is made of a file."""
+        return SoundForm(self.rate, self.channels, self.quality)
 
     @property
     def start_field(self) -> str | None:

@@ -22,9 +22,9 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from batchd.data.pipeline.media.options import CHANNELS_MAX, EXACT_FORMATS, RATE_MAX_HZ, RATE_MIN_HZ
+from batchd.data.pipeline.media.options import CHANNELS_MAX, EXACT_FORMATS, RATE_MAX_HZ, RATE_MIN_HZ, SoundForm
 from batchd.data.pipeline.media.streams import INT16_STEP, SHOWN, ByteStream, Counted, Wave, announced, mixed, tag_bytes
-from batchd.data.pipeline.sound.resample import HIGH, RATIO_MAX, needed, resample
+from batchd.data.pipeline.sound.resample import RATIO_MAX, length_at, needed, resample
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import FileFacts
 from batchd.data.samples.values import MediaFile
@@ -119,28 +119,39 @@ def _check_form(sound: Sound) -> None:
         raise SampleUndecodable(f"has {sound.channels} channels, which are not from 1 to {CHANNELS_MAX}")
 
 
-def check_conversion(sound: Sound, rate: int, channels: int) -> None:
-    """Raise ``SampleUndecodable`` if a file cannot be had at a rate, in Hz, with these channels."""
-    if sound.channels != channels and 1 not in (sound.channels, channels):
-        raise SampleUndecodable(
-            f"has {sound.channels} channels, and channels = {channels}; one channel is made of any number"
-        )
-    if max(sound.rate, rate) > RATIO_MAX * min(sound.rate, rate):
-        raise SampleUndecodable(f"has {sound.rate} Hz, more than {RATIO_MAX} times or less than that of {rate} Hz")
+class ConvertedSound:
+    """The samples of a file in another form."""
 
+    def __init__(self, sound: Sound, form: SoundForm) -> None:
+        """Raises ``SampleUndecodable`` if the file cannot be had in this form."""
+        rate, channels, _quality = form
+        if sound.channels != channels and 1 not in (sound.channels, channels):
+            raise SampleUndecodable(
+                f"has {sound.channels} channels, and channels = {channels}; one channel is made of any number"
+            )
+        if max(sound.rate, rate) > RATIO_MAX * min(sound.rate, rate):
+            raise SampleUndecodable(f"has {sound.rate} Hz, more than {RATIO_MAX} times or less than that of {rate} Hz")
+        self.file = sound
+        self.form = form
 
-def read_at(  # noqa: PLR0913, PLR0917  what a segment is
-    sound: Sound, rate: int, channels: int, start: int, count: int, quality: str = HIGH
-) -> Wave:
-    """The ``count`` samples from ``start`` on of a file at a rate, in Hz: [count, channels].
+    @property
+    def length(self) -> int:
+        """Its samples. Raises ``SampleUndecodable`` for what cannot be true."""
+        return length_at(self.file.frames, self.file.rate, self.form.rate)
 
-    Checked by ``check_conversion`` before.
-    """
-    first, end = needed(sound.rate, rate, start, count, quality)
-    first = max(0, first)
-    wave = sound.read(first, min(end, sound.frames) - first, is_mono=channels == 1)
-    made = resample(wave, sound.rate, rate, first, start, count, quality)
-    return np.repeat(made, channels, axis=1) if made.shape[1] < channels else made
+    @property
+    def seconds(self) -> float:
+        """How long it lasts. Raises as ``length``."""
+        return self.file.frames / self.file.rate
+
+    def read(self, start: int, count: int) -> Wave:
+        """The ``count`` samples from ``start`` on: [count, channels]. Raises as ``Sound.read``."""
+        sound, (rate, channels, quality) = self.file, self.form
+        first, end = needed(sound.rate, rate, start, count, quality)
+        first = max(0, first)
+        wave = sound.read(first, min(end, sound.frames) - first, is_mono=channels == 1)
+        made = resample(wave, sound.rate, rate, first, start, count, quality)
+        return np.repeat(made, channels, axis=1) if made.shape[1] < channels else made
 
 
 def _open_coded(stream: ByteStream, kind: str) -> Sound:

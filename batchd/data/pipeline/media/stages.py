@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.media.options import PLACES, DecodeAudio
-from batchd.data.pipeline.media.sound_files import Sound, check_conversion, open_sound, read_at
+from batchd.data.pipeline.media.sound_files import ConvertedSound, open_sound
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.sound.resample import length_at
 from batchd.data.pipeline.stages import Row, make_stage
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import FileFacts
@@ -44,7 +43,7 @@ class AudioStage:
         elif not isinstance(step.start, str):
             wanted = step.start
         with open_sound(value, step.formats, self.facts) as sound:
-            wave, start = _segment(step, sound, wanted, share)
+            wave, start = _segment(step, ConvertedSound(sound, step.form), wanted, share)
         if step.is_random and random.draws is not None:
             random.draws.append({"start_s": start / step.rate})
         if step.length_field is not None:
@@ -57,16 +56,16 @@ def _decode_audio(step: DecodeAudio, before: Columns, _after: Columns) -> AudioS
     return AudioStage(step, before)
 
 
-def _segment(step: DecodeAudio, sound: Sound, wanted_s: float, share: float) -> tuple[NDArray[np.float32], int]:
+def _segment(
+    step: DecodeAudio, sound: ConvertedSound, wanted_s: float, share: float
+) -> tuple[NDArray[np.float32], int]:
     """The samples of the file in a segment, [samples, channels], and the number of its first one.
 
     ``wanted_s``: where it begins, if the step says so. ``share``: of the room that is left.
     """
-    check_conversion(sound, step.rate, step.channels)
     if not step.samples:
         return _whole(step, sound), 0
-    frames = sound.frames
-    length = length_at(frames, sound.rate, step.rate)
+    length = sound.length
     room = max(0, length - step.samples)
     if step.is_random:
         start = int((room + 1) * share)
@@ -77,22 +76,21 @@ def _segment(step: DecodeAudio, sound: Sound, wanted_s: float, share: float) -> 
             raise SampleUndecodable(f"begins at {wanted_s:g} s, as {step.start!r} says, which is no place in a file")
         start = round(min(wanted_s, 1e9) * step.rate)
         if start >= length:
-            raise SampleUndecodable(f"lasts {frames / sound.rate:.3f} s, and its segment begins at {wanted_s:g} s")
+            raise SampleUndecodable(f"lasts {sound.seconds:.3f} s, and its segment begins at {wanted_s:g} s")
     count = min(step.samples, length - start)
     if count < step.samples and step.short == "bad":
         raise SampleUndecodable(
             f"ends {(step.samples - count) / step.rate:.3f} s before its segment of {step.seconds:g} s does"
         )
-    return read_at(sound, step.rate, step.channels, start, count, step.quality), start
+    return sound.read(start, count), start
 
 
-def _whole(step: DecodeAudio, sound: Sound) -> NDArray[np.float32]:
-    frames = sound.frames
-    if frames > step.max_seconds * sound.rate:
-        raise SampleUndecodable(f"lasts {frames / sound.rate:.3f} s, more than max_seconds = {step.max_seconds:g}")
-    if not frames:
+def _whole(step: DecodeAudio, sound: ConvertedSound) -> NDArray[np.float32]:
+    if sound.seconds > step.max_seconds:
+        raise SampleUndecodable(f"lasts {sound.seconds:.3f} s, more than max_seconds = {step.max_seconds:g}")
+    if not sound.seconds:
         raise SampleUndecodable("has no sample in it")
-    return read_at(sound, step.rate, step.channels, 0, length_at(frames, sound.rate, step.rate), step.quality)
+    return sound.read(0, sound.length)
 
 
 def _stored(step: DecodeAudio, wave: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int16]:

@@ -21,13 +21,14 @@ from typing import Final
 import numpy as np
 
 from batchd.data.pipeline.effects import Columns
-from batchd.data.pipeline.media.sound_files import Sound, check_conversion, open_sound, read_at
+from batchd.data.pipeline.media.options import SoundForm
+from batchd.data.pipeline.media.sound_files import ConvertedSound, open_sound
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sound import resample
 from batchd.data.pipeline.sound.exact import Numbers
 from batchd.data.pipeline.sound.levels import acts, column_shape, energy, factor_of, note, rounded, wave_of
 from batchd.data.pipeline.sound.options import AddNoise, FolderSound, Room
-from batchd.data.pipeline.sound.resample import Wave, length_at
+from batchd.data.pipeline.sound.resample import Wave
 from batchd.data.pipeline.sound.spectra import roots_of_one, transformed
 from batchd.data.pipeline.stages import Row, Stage, make_stage
 from batchd.data.pipeline.step_files import ADVICE, StepFileInvalid, files_below, open_file
@@ -54,7 +55,7 @@ def _add_noise(step: AddNoise, before: Columns, _after: Columns) -> Stage:
         wave, start = wave_of(column, values), 0
         if is_done and len(wave):
             with files.open(number, wave.shape[1]) as sound:
-                noise, start = _segment(sound, step.rate, wave.shape, share)
+                noise, start = _segment(sound, wave.shape, share)
             values[step.field] = _noisy(wave, noise, snr_db).reshape(column_shape(column, wave))
         else:
             values[step.field] = wave.reshape(column_shape(column, wave))
@@ -97,7 +98,7 @@ class _SoundFolder:
         return int(len(self.names) * random.random())
 
     @contextmanager
-    def open(self, number: int, channels: int, *, is_mixed: bool = True) -> Iterator[Sound]:
+    def open(self, number: int, channels: int, *, is_mixed: bool = True) -> Iterator[ConvertedSound]:
         """Open a file for sound of so many channels. Raises ``SampleUndecodable``, which names it.
 
         ``is_mixed``: one channel is made of any number. Raises ``StepFileInvalid`` for one that has
@@ -111,8 +112,8 @@ class _SoundFolder:
             read = partial(_read, file.fileno())
             try:
                 with open_sound(MediaFile(version[0], read, None), self._step.formats) as sound:
-                    check_conversion(sound, self._step.rate, channels if is_mixed else sound.channels)
-                    yield sound
+                    channels = channels if is_mixed else sound.channels
+                    yield ConvertedSound(sound, SoundForm(self._step.rate, channels, self._step.quality))
             except SampleUndecodable as error:
                 raise SampleUndecodable(f'"{self._step.op}" draws {path}, which {error}') from None
 
@@ -130,17 +131,16 @@ def _read(descriptor: int, first: int, count: int) -> bytes:
     return os.pread(descriptor, count, first)
 
 
-def _segment(sound: Sound, rate: int, shape: tuple[int, ...], share: float) -> tuple[Wave, int]:
+def _segment(sound: ConvertedSound, shape: tuple[int, ...], share: float) -> tuple[Wave, int]:
     """Noise of this shape, [samples, channels], and the number of its first sample in the file."""
-    count, channels = shape
-    length = length_at(sound.frames, sound.rate, rate)
+    count, length = shape[0], sound.length
     if not length:
         raise SampleUndecodable("has no sample in it")
     if length >= count:
         start = int((length - count + 1) * share)
-        return read_at(sound, rate, channels, start, count), start
+        return sound.read(start, count), start
     start = int(length * share)
-    return read_at(sound, rate, channels, 0, length)[np.arange(start, start + count) % length], start
+    return sound.read(0, length)[np.arange(start, start + count) % length], start
 
 
 def _noisy(wave: Wave, noise: Wave, snr_db: float) -> Wave:
@@ -153,20 +153,19 @@ def _noisy(wave: Wave, noise: Wave, snr_db: float) -> Wave:
     return rounded(made, f"with noise of {snr_db:g} dB")
 
 
-def _response(sound: Sound, step: Room, channels: int) -> Wave:
+def _response(sound: ConvertedSound, step: Room, channels: int) -> Wave:
     """The response, at the rate of the sound, of one channel or as many as the sound has."""
-    length = length_at(sound.frames, sound.rate, step.rate)
-    if not 0 < length <= step.max_seconds * step.rate:
+    if not 0 < sound.length <= step.max_seconds * step.rate:
         raise SampleUndecodable(
-            f"lasts {sound.frames / sound.rate:.3f} s, and a response 1 sample to max_seconds = {step.max_seconds:g}"
+            f"lasts {sound.seconds:.3f} s, and a response 1 sample to max_seconds = {step.max_seconds:g}"
         )
-    response = read_at(sound, step.rate, sound.channels, 0, length)
+    response = sound.read(0, sound.length)
     if not response.any():
         raise SampleUndecodable("is silent")
-    if channels == 1 or sound.channels == 1:
+    if channels == 1 or sound.form.channels == 1:
         return response[:, :1]
-    if sound.channels != channels:
-        raise SampleUndecodable(f"has {sound.channels} channels, and the sound {channels}")
+    if sound.form.channels != channels:
+        raise SampleUndecodable(f"has {sound.form.channels} channels, and the sound {channels}")
     return response
 
 

@@ -8,7 +8,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.data.pipeline.media.options import RATE_MIN_HZ, SoundFormats, is_exact, libraries_of
+from batchd.data.pipeline.media.options import RATE_MIN_HZ, Quality, SoundFormats, is_exact, libraries_of
 from batchd.data.pipeline.options import FieldStep
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.location import check_path
@@ -302,6 +302,8 @@ class Speed(ChanceSound):
 class FolderSound(ChanceSound):
     """Base of the steps that join sound with that of a file, drawn from those of a folder."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"quality"})
+
     op: str
     root: Annotated[Path, Example("/data/noise")]
     """The folder, on this machine. All that is in it counts for the fingerprint of the stream, and
@@ -310,6 +312,8 @@ class FolderSound(ChanceSound):
     """The files below ``root``, as patterns of paths; each is drawn equally often."""
     rate: Annotated[int, Range(RATE_MIN_HZ, RATE_MAX_HZ)] = 16_000
     """Samples per second of the sound, in Hz: files of another rate are resampled."""
+    quality: Quality = "high"
+    """The filter of files of another rate, as ``quality`` of "decode_audio"."""
     formats: SoundFormats = ("wav", "flac", "aiff")
     """The formats that a file may have, by its first bytes. With others than these three, the
     versions of PyAV and soundfile are in the stream's fingerprint."""

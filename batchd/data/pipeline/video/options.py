@@ -3,7 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 from batchd.data.media import CLIP_FRAMES_MAX, DECODERS, LOSSLESS
-from batchd.data.pipeline.media.options import CHANNELS_MAX, RATE_MAX_HZ, RATE_MIN_HZ, SEGMENT_SAMPLES_MAX
+from batchd.data.pipeline.media.options import CHANNELS_MAX, RATE_MAX_HZ, RATE_MIN_HZ, SEGMENT_SAMPLES_MAX, Quality
 from batchd.data.pipeline.options import FILE_BYTES_MAX, FieldStep
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.columns import check_field_names
@@ -24,7 +24,7 @@ class DecodeVideo(FieldStep):
     """
 
     shares_decoding: ClassVar[bool] = True
-    later: ClassVar[frozenset[str]] = frozenset({"audio", "audio_rate", "audio_channels", "no_audio"})
+    later: ClassVar[frozenset[str]] = frozenset({"audio", "audio_rate", "audio_channels", "audio_quality", "no_audio"})
 
     op: Literal["decode_video"] = "decode_video"
     field: str = "video"
@@ -62,6 +62,8 @@ class DecodeVideo(FieldStep):
     audio_channels: Annotated[int, Range(1, CHANNELS_MAX)] = 1
     """Channels of the sound, as ``channels`` of "decode_audio": more than 1 are a last dimension.
     """
+    audio_quality: Quality = "high"
+    """The filter of sound of another rate, as ``quality`` of "decode_audio"."""
     no_audio: Literal["bad", "zeros"] = "bad"
     """The treatment of a video without sound: "bad" makes it a bad sample, "zeros" is silence."""
     color: Literal["rgb", "bgr", "gray"] = "rgb"

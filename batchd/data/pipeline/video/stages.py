@@ -28,10 +28,10 @@ from batchd.data.pipeline.image.opencv import Pixels as Image
 from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Resize
 from batchd.data.pipeline.image.resample import make_moves
-from batchd.data.pipeline.media.sound_files import check_conversion, open_sound, read_at
+from batchd.data.pipeline.media.options import SoundForm
+from batchd.data.pipeline.media.sound_files import ConvertedSound, open_sound
 from batchd.data.pipeline.media.streams import SoundMissing
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.sound.resample import length_at
 from batchd.data.pipeline.stages import Row, make_stage
 from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.video.windows import frames_of_clips, seconds_of_clips
@@ -231,23 +231,22 @@ class VideoStage:
 def _sound(step: DecodeVideo, file: Value, starts_s: Sequence[float], facts: FileFacts | None) -> Array:
     """The sound of each clip. Raises ``SampleUndecodable``, also for a file that has none."""
     assert isinstance(file, MediaFile | memoryview), "a video"
-    rate, channels = step.audio_rate, step.audio_channels
-    made = np.zeros((len(starts_s), step.samples, channels), np.float32)
+    form = SoundForm(step.audio_rate, step.audio_channels, step.audio_quality)
+    made = np.zeros((len(starts_s), step.samples, form.channels), np.float32)
     try:
-        with open_sound(file, _WITH_SOUND, facts) as sound:
-            check_conversion(sound, rate, channels)
-            length = length_at(sound.frames, sound.rate, rate)
+        with open_sound(file, _WITH_SOUND, facts) as opened:
+            sound = ConvertedSound(opened, form)
             for clip, start_s in zip(made, starts_s, strict=True):
-                start = round((start_s - sound.start_s) * rate)
-                first, end = max(start, 0), min(start + step.samples, length)
+                start = round((start_s - opened.start_s) * form.rate)
+                first, end = max(start, 0), min(start + step.samples, sound.length)
                 if first < end:
-                    clip[first - start : end - start] = read_at(sound, rate, channels, first, end - first)
+                    clip[first - start : end - start] = sound.read(first, end - first)
     except SoundMissing as error:
         if step.no_audio == "bad":
             raise SampleUndecodable(f'{error}; no_audio = "zeros" of "decode_video" gives silence') from None
     except SampleUndecodable as error:
         raise SampleUndecodable(f"its sound: {error}") from None
-    return made.reshape(*step.lengths[:-1], step.samples, *((channels,) if channels > 1 else ()))
+    return made.reshape(*step.lengths[:-1], step.samples, *((form.channels,) if form.channels > 1 else ()))
 
 
 def _bytes_of(frame: "VideoFrame | _Shrunk") -> int:

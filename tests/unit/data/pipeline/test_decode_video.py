@@ -596,10 +596,14 @@ def test_sound_is_that_of_the_seconds_of_each_clip(tmp_path, name, delay_s):
     assert np.array_equal(waves, heard[56_320:69_120].astype(np.float32))
 
 
-def test_sound_draws_nothing_and_is_resampled_and_mixed(tmp_path):
+@pytest.mark.parametrize("quality", ["high", "fast"])
+def test_sound_draws_nothing_and_is_resampled_and_mixed(tmp_path, quality):
     """The frames are those without it, and the samples are those of "decode_audio"."""
     file = with_sound(tmp_path / "a.mp4", "aac")
-    plain, heard = {"frames": 10, "fps": 5, "clips": 2}, {"audio": "sound", "audio_rate": 8_000}
+    plain, heard = (
+        {"frames": 10, "fps": 5, "clips": 2},
+        {"audio": "sound", "audio_rate": 8_000, "audio_quality": quality},
+    )
 
     values, drawn = made(file, DecodeVideo(**plain, **heard), draws=(draws := [])), draws
     without = made(file, DecodeVideo(**plain), draws=(others := []))
@@ -608,7 +612,7 @@ def test_sound_draws_nothing_and_is_resampled_and_mixed(tmp_path):
     assert np.array_equal(values["image"], without["image"])
     content = file.read_bytes()
     columns = [parse_column("audio", "audio")]
-    whole = Pipeline(columns, [DecodeAudio(rate=8_000)], 0, has_rows=False).make(
+    whole = Pipeline(columns, [DecodeAudio(rate=8_000, quality=quality)], 0, has_rows=False).make(
         {"audio": memoryview(content)}, 0, 0, 0
     )
     for wave in values["sound"]:

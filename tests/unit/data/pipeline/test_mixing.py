@@ -79,6 +79,8 @@ def test_noise_takes_the_rate_and_the_channels_of_the_sound(tmp_path):
     assert np.isclose(10 * np.log10(energy(WAVE) / energy(added[:, 0])), 6, atol=1e-3)
     assert np.allclose(added[:, 2], added[:, 0] / 2, atol=1e-6)
     assert not added[:, 1].any()
+    by_another_filter = make(AddNoise(root=tmp_path, snr_db=(6, 6), quality="fast"), wave)[0]
+    assert 0 < np.abs(by_another_filter - made).max() < np.abs(added).max() / 5
     write(tmp_path, "a.flac", np.zeros(30_000), 44_100, "FLAC")
     assert np.array_equal(make(AddNoise(root=tmp_path), wave)[0], wave)
     write(tmp_path, "a.flac", np.ones((900, 2)) / 2, RATE, "FLAC")
