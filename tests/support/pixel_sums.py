@@ -15,69 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from batchd.data.pipeline.augment.options import (
-    Affine,
-    AugMix,
-    AutoAugment,
-    Autocontrast,
-    Blur,
-    Choose,
-    Elastic,
-    Equalize,
-    Erase,
-    Invert,
-    Perspective,
-    PolicyStep,
-    Posterize,
-    RandAugment,
-    Sharpen,
-    Solarize,
-    TrivialAugment,
-)
+from batchd.data.pipeline.augment.options import PolicyStep
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Cast, Clip, MapIds, OneHot, Scale
-from batchd.data.pipeline.image.options import (
-    BoxForm,
-    CenterCrop,
-    ColorJitter,
-    CropToBucket,
-    Cutout,
-    Decode,
-    Follow,
-    Gray,
-    Layout,
-    Letterbox,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-    SubtractMean,
-    To,
-)
-from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
-from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
-from batchd.data.pipeline.shapes.options import PadBatch
-from batchd.data.pipeline.sound.options import (
-    AddNoise,
-    Gain,
-    LogMel,
-    Mfcc,
-    NormalizeLoudness,
-    Room,
-    SpecAugment,
-    Spectrogram,
-    Speed,
-    Trim,
-)
-from batchd.data.pipeline.video.options import DecodeVideo
-from batchd.data.pipeline.views.options import View, Views
+from batchd.data.pipeline.views.options import View
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.values import Value
+from support.steps import op
 
 WITHOUT_NUMBERS = frozenset(
     (
@@ -108,93 +53,104 @@ COLORS = ("rgb", "bgr", "gray")
 METHODS = ("auto", "nearest", "linear", "area", "cubic", "lanczos")
 SIZES = ((97, 131), (120, 158), (300, 420), (40, 400), (300, 5), (1, 1))
 PICTURES = ("noise", "photo")
-WARPS: Mapping[str, tuple[type[StepOptions], Mapping[str, object]]] = {
+WARPS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "affine": (
-        Affine,
+        "affine",
         {"degrees": (-90, 90), "translate": (0.2, 0.1), "scale": (0.5, 2), "shear_x": (-40, 40), "shear_y": (-9, 9)},
     ),
-    "perspective": (Perspective, {}),
-    "elastic": (Elastic, {"alpha": 60}),
+    "perspective": ("perspective", {}),
+    "elastic": ("elastic", {"alpha": 60}),
 }
 GEOMETRY: Mapping[str, Sequence[StepOptions]] = {
-    **{f"resize {method} to {size}": [Resize(size=size, interpolation=method)] for method in METHODS for size in SIZES},
-    "resize shorter_side": [Resize(shorter_side=100), CenterCrop(size=(90, 90))],
     **{
-        f"random_resized_crop {method}": [RandomResizedCrop(size=(112, 96), interpolation=method)] for method in METHODS
+        f"resize {method} to {size}": [op("resize", size=size, interpolation=method)]
+        for method in METHODS
+        for size in SIZES
     },
-    "center_crop": [CenterCrop(size=(150, 380))],
-    "crop_to_bucket": [CropToBucket(sizes=((99, 120), (99, 140)), random=True), CenterCrop(size=(90, 120))],
-    "random_crop": [RandomCrop(size=(99, 120), padding=30, fill=(1, 2, 3))],
-    "random_flip": [RandomFlip(direction="both")],
-    "pad": [Pad(border=(1, 2, 3, 4), fill=(9, 8, 7))],
-    "rotate quarter_turns": [Rotate(quarter_turns=(0, 1, 2, 3)), CenterCrop(size=(99, 99))],
-    "rotate linear": [Rotate(degrees=(-180, 180), fill=(10, 200, 99))],
-    "rotate nearest": [Rotate(degrees=(-180, 180), interpolation="nearest", fill=(10, 200, 99))],
-    "rotate by a little": [Rotate(degrees=(-1, 1))],
-    "resize longer_side": [Resize(longer_side=90, multiple_of=7), Letterbox(size=(99, 98), fill=(9,))],
-    "affine scaled": [Affine(scale=(0.4, 2.5), translate=(0.3, 0.3), fill=(10,))],
-    "rand_augment": [RandAugment(count=4, operation_probability=1)],
-    "auto_augment": [AutoAugment(), AutoAugment(policy="svhn", interpolation="nearest")],
-    "trivial_augment": [TrivialAugment(), TrivialAugment()],
-    "choose": [Choose(of=(Rotate(degrees=(-9, 9)), RandomFlip(), Elastic()), weights=(1, 1, 2))],
+    "resize shorter_side": [op("resize", shorter_side=100), op("center_crop", size=(90, 90))],
     **{
-        f"{name} {method}": [kind(**given, interpolation=method, fill=(10,))]
+        f"random_resized_crop {method}": [op("random_resized_crop", size=(112, 96), interpolation=method)]
+        for method in METHODS
+    },
+    "center_crop": [op("center_crop", size=(150, 380))],
+    "crop_to_bucket": [
+        op("crop_to_bucket", sizes=((99, 120), (99, 140)), random=True),
+        op("center_crop", size=(90, 120)),
+    ],
+    "random_crop": [op("random_crop", size=(99, 120), padding=30, fill=(1, 2, 3))],
+    "random_flip": [op("random_flip", direction="both")],
+    "pad": [op("pad", border=(1, 2, 3, 4), fill=(9, 8, 7))],
+    "rotate quarter_turns": [op("rotate", quarter_turns=(0, 1, 2, 3)), op("center_crop", size=(99, 99))],
+    "rotate linear": [op("rotate", degrees=(-180, 180), fill=(10, 200, 99))],
+    "rotate nearest": [op("rotate", degrees=(-180, 180), interpolation="nearest", fill=(10, 200, 99))],
+    "rotate by a little": [op("rotate", degrees=(-1, 1))],
+    "resize longer_side": [op("resize", longer_side=90, multiple_of=7), op("letterbox", size=(99, 98), fill=(9,))],
+    "affine scaled": [op("affine", scale=(0.4, 2.5), translate=(0.3, 0.3), fill=(10,))],
+    "rand_augment": [op("rand_augment", count=4, operation_probability=1)],
+    "auto_augment": [op("auto_augment"), op("auto_augment", policy="svhn", interpolation="nearest")],
+    "trivial_augment": [op("trivial_augment"), op("trivial_augment")],
+    "choose": [op("choose", of=(op("rotate", degrees=(-9, 9)), op("random_flip"), op("elastic")), weights=(1, 1, 2))],
+    **{
+        f"{name} {method}": [op(kind, **given, interpolation=method, fill=(10,))]
         for method in ("linear", "nearest")
         for name, (kind, given) in WARPS.items()
     },
 }
 """Steps that need other steps after them."""
 PIXELS: Mapping[str, Sequence[StepOptions]] = {
-    "brightness": [ColorJitter(brightness=0.4)],
-    "contrast": [ColorJitter(contrast=0.4)],
-    "saturation": [ColorJitter(saturation=0.4)],
-    "saturation beyond": [ColorJitter(saturation=9)],
-    "hue": [ColorJitter(hue=0.5)],
-    "color_jitter": [ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)],
-    "gray 1": [Gray(channels=1)],
-    "gray 3": [Gray()],
-    "cutout": [Cutout(holes=3, size=(30, 40), fill=(1, 2, 3))],
-    "solarize, posterize": [Solarize(threshold=99), Posterize(bits=5)],
-    "equalize, invert": [Equalize(), Invert()],
-    "autocontrast": [Posterize(bits=6), Autocontrast()],
-    "sharpen": [Sharpen(factor=(0, 10))],
-    "blur": [Blur(sigma=(0.1, 5))],
-    "augmix": [AugMix()],
-    "erase": [Erase(fill="noise", count=2), Erase()],
-    **{f"normalize {dtype}": [Normalize(dtype=dtype), Layout()] for dtype in ("float32", "float16")},
-    "subtract_mean": [SubtractMean(scale=0.017)],
+    "brightness": [op("color_jitter", brightness=0.4)],
+    "contrast": [op("color_jitter", contrast=0.4)],
+    "saturation": [op("color_jitter", saturation=0.4)],
+    "saturation beyond": [op("color_jitter", saturation=9)],
+    "hue": [op("color_jitter", hue=0.5)],
+    "color_jitter": [op("color_jitter", brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)],
+    "gray 1": [op("gray", channels=1)],
+    "gray 3": [op("gray")],
+    "cutout": [op("cutout", holes=3, size=(30, 40), fill=(1, 2, 3))],
+    "solarize, posterize": [op("solarize", threshold=99), op("posterize", bits=5)],
+    "equalize, invert": [op("equalize"), op("invert")],
+    "autocontrast": [op("posterize", bits=6), op("autocontrast")],
+    "sharpen": [op("sharpen", factor=(0, 10))],
+    "blur": [op("blur", sigma=(0.1, 5))],
+    "augmix": [op("augmix")],
+    "erase": [op("erase", fill="noise", count=2), op("erase")],
+    **{f"normalize {dtype}": [op("normalize", dtype=dtype), op("layout")] for dtype in ("float32", "float16")},
+    "subtract_mean": [op("subtract_mean", scale=0.017)],
     **{
-        f"to {dtype} {order}": [To(dtype=dtype, layout=order)]
+        f"to {dtype} {order}": [op("to", dtype=dtype, layout=order)]
         for dtype in ("uint8", "float16")
         for order in ("nhwc", "nchw")
     },
 }
-VIEWS = Views(
+VIEWS = op(
+    "views",
     into={
-        "image": View(count=2, steps=(RandomResizedCrop(size=(64, 64), scale=(0.4, 1)), ColorJitter(hue=0.5))),
-        "local": View(count=4, steps=(RandomResizedCrop(size=(24, 24), scale=(0.05, 0.4)), Normalize())),
-    }
+        "image": View(
+            count=2, steps=(op("random_resized_crop", size=(64, 64), scale=(0.4, 1)), op("color_jitter", hue=0.5))
+        ),
+        "local": View(count=4, steps=(op("random_resized_crop", size=(24, 24), scale=(0.05, 0.4)), op("normalize"))),
+    },
 )
 NUMBERS: Mapping[str, Sequence[StepOptions]] = {
-    "cast": [Cast(field="numbers", dtype="float16", truncate=True)],
-    "clip": [Clip(field="numbers", min=-1.5, max=900.25)],
-    "scale": [Scale(field="numbers", factor=0.1234567, offset=-3.21)],
-    "spectrogram": [Spectrogram(field="numbers", n_fft=450, window="hamming", edges="zeros", power=1)],
-    "spectrogram of odd length": [Spectrogram(field="numbers", n_fft=147, preemphasis=0.97, log="db", top=80)],
-    "log_mel": [LogMel(field="numbers", scale="slaney", norm=True)],
+    "cast": [op("cast", field="numbers", dtype="float16", truncate=True)],
+    "clip": [op("clip", field="numbers", min=-1.5, max=900.25)],
+    "scale": [op("scale", field="numbers", factor=0.1234567, offset=-3.21)],
+    "spectrogram": [op("spectrogram", field="numbers", n_fft=450, window="hamming", edges="zeros", power=1)],
+    "spectrogram of odd length": [op("spectrogram", field="numbers", n_fft=147, preemphasis=0.97, log="db", top=80)],
+    "log_mel": [op("log_mel", field="numbers", scale="slaney", norm=True)],
     "log_mel of Kaldi": [
-        LogMel(field="numbers", n_fft=512, window_length=400, window="povey", remove_mean=True, scale="kaldi")
+        op("log_mel", field="numbers", n_fft=512, window_length=400, window="povey", remove_mean=True, scale="kaldi")
     ],
-    "mfcc": [Mfcc(field="numbers")],
-    "gain, normalize_loudness": [NormalizeLoudness(field="numbers"), Gain(field="numbers")],
-    "speed": [Speed(field="numbers"), PadBatch(field="numbers", max_shape=(5000,))],
+    "mfcc": [op("mfcc", field="numbers")],
+    "gain, normalize_loudness": [op("normalize_loudness", field="numbers"), op("gain", field="numbers")],
+    "speed": [op("speed", field="numbers"), op("pad_batch", field="numbers", max_shape=(5000,))],
     "trim": [
-        Trim(field="numbers", top_db=0.1, frame=40, hop=20),
-        PadBatch(field="numbers", max_shape=(4096,)),
+        op("trim", field="numbers", top_db=0.1, frame=40, hop=20),
+        op("pad_batch", field="numbers", max_shape=(4096,)),
     ],
-    "spec_augment": [Spectrogram(field="numbers"), SpecAugment(field="numbers")],
-    "one_hot": [OneHot(field="label", classes=10)],
-    "map_ids": [MapIds(field="label", table={"7": 3})],
+    "spec_augment": [op("spectrogram", field="numbers"), op("spec_augment", field="numbers")],
+    "one_hot": [op("one_hot", field="label", classes=10)],
+    "map_ids": [op("map_ids", field="label", table={"7": 3})],
 }
 
 
@@ -233,7 +189,7 @@ def write_inputs(path: Path) -> None:
         "numbers": random.normal(0, 500, 4096).astype(np.float32),
     }
     with tempfile.TemporaryDirectory() as folder:
-        arrays["video"] = np.fromfile(write_video(Path(folder) / "a.mp4", 30), np.uint8)
+        arrays["video"] = np.fromfile(write_video(Path(folder) / "a.mkv", 30, sound="pcm_s16le"), np.uint8)
     wave = random.uniform(-1, 1, (4096, 2))
     for kind in ("FLAC", "WAV"):
         arrays[f"sound {kind}"] = np.frombuffer(sounds.stored(kind, "PCM_24", wave, 11_025), np.uint8)
@@ -279,15 +235,15 @@ def _decodings(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         values = {"image": memoryview(inputs[key].tobytes())}
         columns = [Column("image", "encoded")]
         name = f"decode {key.removeprefix('file ')}"
-        whole = CenterCrop(size=(360, 480))
+        whole = op("center_crop", size=(360, 480))
         for color in COLORS:
-            yield f"{name} {color}", columns, [Decode(color=color), whole], values
+            yield f"{name} {color}", columns, [op("decode", color=color), whole], values
         if "jpeg" in key:
             for factor in (2, 4, 8):
-                small = Resize(size=(360 // factor, 480 // factor))
-                yield f"{name} at 1/{factor}", columns, [Decode(), small], values
-            yield f"{name} crop", columns, [Decode(), RandomResizedCrop(size=(64, 64))], values
-        yield f"{name} views", columns, [Decode(), VIEWS], values
+                small = op("resize", size=(360 // factor, 480 // factor))
+                yield f"{name} at 1/{factor}", columns, [op("decode"), small], values
+            yield f"{name} crop", columns, [op("decode"), op("random_resized_crop", size=(64, 64))], values
+        yield f"{name} views", columns, [op("decode"), VIEWS], values
 
 
 def _moved(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
@@ -323,7 +279,7 @@ def _followed(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         Column("boxes", dtype="float32", shape=(9, 4)),
         Column("points", dtype="float32", shape=(9, 2)),
     ]
-    follow = Follow(mask="mask", mask_fill=255, boxes="boxes", points="points")
+    follow = op("follow", mask="mask", mask_fill=255, boxes="boxes", points="points")
     of_objects = [
         *columns[:1],
         columns[2],
@@ -331,7 +287,8 @@ def _followed(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         Column("keypoints", dtype="float32", shape=(9, 2, 3)),
         Column("ids", dtype="int32", shape=inputs["mask"].shape),
     ]
-    objects = Follow(
+    objects = op(
+        "follow",
         boxes="boxes",
         masks="masks",
         keypoints="keypoints",
@@ -340,7 +297,7 @@ def _followed(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         mask_type="int32",
         keep_empty=True,
     )
-    relative = BoxForm(form="cxcywh", relative=True)
+    relative = op("box_form", form="cxcywh", relative=True)
     for name, steps in GEOMETRY.items():
         yield f"followers of {name}", columns, [follow, *steps], values
         yield f"objects of {name}", of_objects, [objects, *steps, relative], values
@@ -354,15 +311,18 @@ def _joined(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         Column("boxes", dtype="float32", shape=(9, 4)),
         Column("mask", shape=values["mask"].shape),
     ]
-    move = Affine(degrees=(-9, 9), scale=(0.5, 1.5), size=(200, 240))
-    room = PadBatch(field="boxes", max_shape=(36, 4))
-    follow = Follow(boxes="boxes", mask="mask")
-    yield "mosaic", columns, [follow, Mosaic(size=(300, 400)), move, room], values
-    turned = [follow, RandomFlip(), Affine(degrees=(-9, 9)), MixUp(), room]
+    move = op("affine", degrees=(-9, 9), scale=(0.5, 1.5), size=(200, 240))
+    room = op("pad_batch", field="boxes", max_shape=(36, 4))
+    follow = op("follow", boxes="boxes", mask="mask")
+    yield "mosaic", columns, [follow, op("mosaic", size=(300, 400)), move, room], values
+    turned = [follow, op("random_flip"), op("affine", degrees=(-9, 9)), op("mixup"), room]
     yield "mixup", columns, turned, values
     masks = np.stack([values["mask"] // 30 == number for number in range(9)]).astype(np.uint8)
-    rooms = [PadBatch(field="boxes", max_shape=(36, 4)), PadBatch(field="masks", max_shape=(36, *masks.shape[1:]))]
-    paste = [Follow(boxes="boxes", masks="masks"), CopyPaste(paste="mirrored", max_overlap=1.0), *rooms]
+    rooms = [
+        op("pad_batch", field="boxes", max_shape=(36, 4)),
+        op("pad_batch", field="masks", max_shape=(36, *masks.shape[1:])),
+    ]
+    paste = [op("follow", boxes="boxes", masks="masks"), op("copy_paste", paste="mirrored", max_overlap=1.0), *rooms]
     columns = [*columns[:2], Column("masks", shape=masks.shape)]
     yield "copy_paste", columns, paste, {"image": values["image"], "boxes": values["boxes"], "masks": masks}
 
@@ -370,12 +330,16 @@ def _joined(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
 def _heard(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
     for key in (key for key in inputs if key.startswith("sound ")):
         for rate in (8_000, 11_025, 16_000):
-            step = DecodeAudio(rate=rate, seconds=0.2, formats=("flac", "wav"))
+            step = op("decode_audio", rate=rate, seconds=0.2, formats=("flac", "wav"))
             yield f"{key} at {rate}", [Column("audio", "audio")], [step], {"audio": memoryview(inputs[key].tobytes())}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a.flac").write_bytes(inputs["sound FLAC"].tobytes())
         columns, values = [Column("audio", dtype="float32", shape=(4096,))], {"audio": inputs["numbers"]}
-        for step in (AddNoise(root=Path(folder)), Room(root=Path(folder)), Room(root=Path(folder), normalize="energy")):
+        for step in (
+            op("add_noise", root=Path(folder)),
+            op("room", root=Path(folder)),
+            op("room", root=Path(folder), normalize="energy"),
+        ):
             yield f"{step.op} {getattr(step, 'normalize', '')}", columns, [step], values
 
 
@@ -405,7 +369,8 @@ class _Same:
 
 
 def _others(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
-    clips = DecodeVideo(frames=3, fps=8.0, clips=2, times="seconds"), Resize(size=(41, 53))
+    heard = {"audio": "sound", "audio_rate": 11_025, "audio_quality": "fast"}
+    clips = op("decode_video", frames=3, fps=8.0, clips=2, times="seconds", **heard), op("resize", size=(41, 53))
     yield "decode_video", [Column("video", "video")], clips, {"video": memoryview(inputs["video"].tobytes())}
     values = {"numbers": inputs["numbers"], "label": np.int64(7)}
     columns = [Column("numbers", dtype="float32", shape=inputs["numbers"].shape), Column("label", dtype="int64")]

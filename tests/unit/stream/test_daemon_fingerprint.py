@@ -11,68 +11,10 @@ import pytest
 from batchd.config.tree import Erasing, Mark, Mix, StreamConfig, Weights, keys_marked
 from batchd.core.draws import EvenDraws, bounds_of
 from batchd.core.plan import Plan
-from batchd.data.pipeline.augment.options import (
-    Affine,
-    AugMix,
-    AutoAugment,
-    Autocontrast,
-    Blur,
-    Choose,
-    Elastic,
-    Equalize,
-    Erase,
-    Invert,
-    Perspective,
-    Posterize,
-    RandAugment,
-    Sharpen,
-    Solarize,
-    TrivialAugment,
-)
 from batchd.data.pipeline.cache_split import plan_pipeline
-from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, OneHot, Pick, Rename, Scale
-from batchd.data.pipeline.image.options import (
-    BoxForm,
-    CenterCrop,
-    ColorJitter,
-    CropToBucket,
-    Cutout,
-    Decode,
-    Follow,
-    Gray,
-    Layout,
-    Letterbox,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-    SubtractMean,
-    To,
-)
-from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
-from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS
-from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
-from batchd.data.pipeline.sound.options import (
-    AddNoise,
-    Gain,
-    LogMel,
-    Mfcc,
-    NormalizeLoudness,
-    Room,
-    SpecAugment,
-    Spectrogram,
-    Speed,
-    Trim,
-)
 from batchd.data.pipeline.step_files import named_by_content
-from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.data.pipeline.video.options import DecodeVideo
-from batchd.data.pipeline.views.options import View, Views
+from batchd.data.pipeline.views.options import View
 from batchd.data.sources.files.options import FolderSource
 from batchd.data.sources.interface import kind_of
 from batchd.data.storage.access import Storage
@@ -80,68 +22,69 @@ from batchd.stream.fingerprints import FINGERPRINT_DIGITS, fingerprint
 from batchd.stream.plan import StreamCode, StreamPlan
 from batchd.stream.served import content_of
 from support.configs import load
+from support.steps import op
 
 STEPS = (
-    Pack(field="tokens", length=8),  # no random step may be before it
-    Decode(),
-    Resize(shorter_side=40),
-    CenterCrop(size=(36, 36)),
-    RandomResizedCrop(size=(32, 32)),
-    RandomFlip(),
-    Normalize(),
-    Layout(),
-    OneHot(classes=10),
-    Cast(dtype="float32"),
-    Clip(min=0, max=9),
-    Scale(),
-    Drop(fields=("extra",)),
-    Rename(field="name", to="text"),
-    Tokenize(file=Path("/a"), max_length=8),
-    Pick(field="captions"),
-    Chat(tokenizer=Path("/a"), template="chatml", max_length=8),
-    Lowercase(),
-    RemoveStopwords(file=Path("/a")),
-    Lookup(words=Path("/a"), table=Path("/b"), max_words=8),
-    TextBytes(length=8),
-    PadBatch(max_shape=(32, 32, 3)),
-    Ragged(max_shape=(32, 32, 3)),
-    Patches(size=14),
-    Interleave(image_token=3, size=14),
-    Follow(mask="mask", boxes="some", keypoints="joints"),
-    MapIds(table={"7": 0}),
-    BoxForm(form="cxcywh"),
-    RandomCrop(size=(32, 32)),
-    Pad(border=(0, 0, 0, 0)),
-    Rotate(degrees=(-5.0, 5.0)),
-    ColorJitter(),
-    Gray(),
-    Cutout(size=(8, 8)),
-    Letterbox(size=(32, 32)),
-    Solarize(),
-    Posterize(),
-    Equalize(),
-    Autocontrast(),
-    Invert(),
-    Sharpen(),
-    Blur(),
-    Erase(),
-    Affine(),
-    Perspective(),
-    Elastic(),
-    RandAugment(),
-    TrivialAugment(),
-    AutoAugment(),
-    AugMix(),
-    Choose(of=(Blur(), Invert())),
-    Mosaic(size=(8, 8)),
-    MixUp(),
-    CopyPaste(),
-    SubtractMean(),
-    To(),
-    Call(function="a:b"),
-    DecodeVideo(frames=4, fps=8.0),
-    DecodeAudio(rate=16000, seconds=1.5),
-    Views(into={"a": View(steps=(Gray(),))}),
+    op("pack", field="tokens", length=8),  # no random step may be before it
+    op("decode"),
+    op("resize", shorter_side=40),
+    op("center_crop", size=(36, 36)),
+    op("random_resized_crop", size=(32, 32)),
+    op("random_flip"),
+    op("normalize"),
+    op("layout"),
+    op("one_hot", classes=10),
+    op("cast", dtype="float32"),
+    op("clip", min=0, max=9),
+    op("scale"),
+    op("drop", fields=("extra",)),
+    op("rename", field="name", to="text"),
+    op("tokenize", file=Path("/a"), max_length=8),
+    op("pick", field="captions"),
+    op("chat", tokenizer=Path("/a"), template="chatml", max_length=8),
+    op("lowercase"),
+    op("remove_stopwords", file=Path("/a")),
+    op("lookup", words=Path("/a"), table=Path("/b"), max_words=8),
+    op("text_bytes", length=8),
+    op("pad_batch", max_shape=(32, 32, 3)),
+    op("ragged", max_shape=(32, 32, 3)),
+    op("patches", size=14),
+    op("interleave", image_token=3, size=14),
+    op("follow", mask="mask", boxes="some", keypoints="joints"),
+    op("map_ids", table={"7": 0}),
+    op("box_form", form="cxcywh"),
+    op("random_crop", size=(32, 32)),
+    op("pad", border=(0, 0, 0, 0)),
+    op("rotate", degrees=(-5.0, 5.0)),
+    op("color_jitter"),
+    op("gray"),
+    op("cutout", size=(8, 8)),
+    op("letterbox", size=(32, 32)),
+    op("solarize"),
+    op("posterize"),
+    op("equalize"),
+    op("autocontrast"),
+    op("invert"),
+    op("sharpen"),
+    op("blur"),
+    op("erase"),
+    op("affine"),
+    op("perspective"),
+    op("elastic"),
+    op("rand_augment"),
+    op("trivial_augment"),
+    op("auto_augment"),
+    op("augmix"),
+    op("choose", of=(op("blur"), op("invert"))),
+    op("mosaic", size=(8, 8)),
+    op("mixup"),
+    op("copy_paste"),
+    op("subtract_mean"),
+    op("to"),
+    op("call", function="a:b"),
+    op("decode_video", frames=4, fps=8.0),
+    op("decode_audio", rate=16000, seconds=1.5),
+    op("views", into={"a": View(steps=(op("gray"),))}),
 )
 PROBABILITY: Mapping[str, object] = {"probability": 0.25}
 WARPED: Mapping[str, object] = {"interpolation": "nearest", "fill": (1,), **PROBABILITY}
@@ -302,7 +245,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "trivial_augment": WARPED,
     "auto_augment": {"policy": "svhn", **WARPED},
     "augmix": {"severity": 1, "width": 1, "depth": 1, **WARPED},
-    "choose": {"of": (Blur(sigma=(1, 2)), Invert()), "weights": (1.0, 2.0), **PROBABILITY},
+    "choose": {"of": (op("blur", sigma=(1, 2)), op("invert")), "weights": (1.0, 2.0), **PROBABILITY},
     "spectrogram": SPECTRUM,
     "log_mel": {**SPECTRUM, **BANDS},
     "mfcc": {**SPECTRUM, **BANDS, "log": "ln", "top": 60.0, "coefficients": 13},
@@ -343,7 +286,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "quality": "fast",
         "formats": ("wav",),
     },
-    "views": {"into": {"a": View(steps=(Gray(probability=0.5),))}},
+    "views": {"into": {"a": View(steps=(op("gray", probability=0.5),))}},
     "decode_video": {
         "frames": 5,
         "fps": 9.0,
@@ -376,10 +319,19 @@ OTHER_WAYS = {
 }
 """Options that exclude others, which the steps above have."""
 SOUND_STEPS = (
-    *(Spectrogram(), LogMel(), Mfcc(), NormalizeLoudness(), Gain(), Speed(), SpecAugment(), Trim()),
-    *(AddNoise(root=Path("/a")), Room(root=Path("/b"))),
+    *(
+        op("spectrogram"),
+        op("log_mel"),
+        op("mfcc"),
+        op("normalize_loudness"),
+        op("gain"),
+        op("speed"),
+        op("spec_augment"),
+        op("trim"),
+    ),
+    *(op("add_noise", root=Path("/a")), op("room", root=Path("/b"))),
 )
-WITHOUT_PACK = tuple(step for step in STEPS if not isinstance(step, Pack))
+WITHOUT_PACK = tuple(step for step in STEPS if step.op != "pack")
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail", "repeats": 2}
 DECIDE_TIME = {
     "window": 9,
@@ -401,7 +353,7 @@ def fingerprint_with(digest: str = DIGEST, digests: Mapping[Path, str] = DIGESTS
 
 def test_ranks_that_draw_one_size_change_the_fingerprint() -> None:
     """Without sizes to draw, balance is refused, or it orders samples, which counts by itself."""
-    steps = (Decode(), Letterbox(sizes=((8, 8), (16, 16))))
+    steps = (op("decode"), op("letterbox", sizes=((8, 8), (16, 16))))
     assert len({fingerprint_with(pipeline=steps, balance=ranks) for ranks in (None, 2, 4)}) == 3
 
 
@@ -416,7 +368,7 @@ def plan_of(
 
 def test_every_option_of_every_step_changes_the_fingerprint() -> None:
     """All of them give different fingerprints; this test fails first for a forgotten new option."""
-    pipelines = STEPS, SOUND_STEPS, (CropToBucket(pixels=65536),)
+    pipelines = STEPS, SOUND_STEPS, (op("crop_to_bucket", pixels=65536),)
     seen = {fingerprint_with(pipeline=steps) for steps in pipelines}
     for steps, place, step in [(whole, *one) for whole in pipelines for one in enumerate(whole)]:
         options = OTHER_OPTIONS[step.op] | ({"field": "other"} if step.op not in WITHOUT_FIELD else {})
@@ -434,16 +386,16 @@ def test_every_option_of_every_step_changes_the_fingerprint() -> None:
 def test_saying_what_holds_anyway_changes_no_fingerprint() -> None:
     """Boxes keep their places without labels, and leave with them."""
     for usual, said in (
-        (Follow(boxes="b"), Follow(boxes="b", keep_empty=True)),
-        (Follow(boxes="b", labels=("c",)), Follow(boxes="b", labels=("c",), keep_empty=False)),
+        (op("follow", boxes="b"), op("follow", boxes="b", keep_empty=True)),
+        (op("follow", boxes="b", labels=("c",)), op("follow", boxes="b", labels=("c",), keep_empty=False)),
     ):
-        assert fingerprint_with(pipeline=(Decode(), usual)) == fingerprint_with(pipeline=(Decode(), said))
+        assert fingerprint_with(pipeline=(op("decode"), usual)) == fingerprint_with(pipeline=(op("decode"), said))
 
 
 def test_the_order_and_the_number_of_steps_change_the_fingerprint() -> None:
     """A crop before a resize gives another image than a crop after it."""
     steps = [STEPS, (STEPS[0], STEPS[2], STEPS[1], *STEPS[3:]), STEPS[:-1], (*STEPS[:2], *STEPS[3:])]
-    sized = [(Decode(), Resize(size=(32, 32))), (Decode(), Resize(shorter_side=32))]
+    sized = [(op("decode"), op("resize", size=(32, 32))), (op("decode"), op("resize", shorter_side=32))]
 
     assert len({fingerprint_with(pipeline=pipeline) for pipeline in [*steps, *sized]}) == 6
 
@@ -468,8 +420,8 @@ def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> No
 def test_a_cache_of_decoded_samples_changes_the_fingerprint() -> None:
     """Cached images are decoded whole, and a short side resizes them. The size has no effect."""
     decoded = {"cache": "decoded", "cache_memory": 1 << 20}
-    steps = (Decode(), RandomResizedCrop(size=(32, 32)))
-    resized = (Decode(), Resize(shorter_side=64), RandomResizedCrop(size=(32, 32)))
+    steps = (op("decode"), op("random_resized_crop", size=(32, 32)))
+    resized = (op("decode"), op("resize", shorter_side=64), op("random_resized_crop", size=(32, 32)))
     seen = [
         fingerprint_with(pipeline=steps),
         fingerprint_with(pipeline=steps, **decoded),
@@ -502,7 +454,7 @@ def test_the_source_counts_by_its_content_alone() -> None:
 
 def test_a_file_that_a_step_reads_counts_by_its_content_alone() -> None:
     """At another path it is the same stream; with other content it is another one."""
-    moved = tuple(replace(step, file=Path("/moved")) if isinstance(step, Tokenize) else step for step in STEPS)
+    moved = tuple(replace(step, file=Path("/moved")) if step.op == "tokenize" else step for step in STEPS)
 
     assert fingerprint_with(pipeline=moved, digests={**DIGESTS, Path("/moved"): "a" * 64}) == fingerprint_with()
     assert fingerprint_with(digests={**DIGESTS, Path("/a"): "e" * 64}) != fingerprint_with()
@@ -533,7 +485,7 @@ def test_a_fingerprint_is_short_text() -> None:
 @pytest.mark.parametrize(("key", "table"), [("mix", Mix(mixup=0.8)), ("erase", Erasing(count=3))])
 def test_what_trainers_do_counts_with_the_size_of_the_images(key, table) -> None:
     """Without it nothing is named: streams keep their fingerprints."""
-    base = BASE | {"pipeline": (Decode(), CenterCrop(size=(36, 24)))}
+    base = BASE | {"pipeline": (op("decode"), op("center_crop", size=(36, 24)))}
     without, whole = (content_of(plan_of(StreamConfig(**base | keys)), "x") for keys in ({}, {key: table}))
     assert key not in without
     assert whole[key].items() >= {"height": 36, "width": 24}.items()
@@ -556,10 +508,12 @@ def test_weights_count_by_what_they_draw() -> None:
 def test_an_option_of_a_chosen_step_at_its_default_is_in_no_fingerprint() -> None:
     """A step that is chosen from is named as one that stands alone."""
     one, other = (
-        fingerprint_with(pipeline=(Decode(), Choose(of=(Rotate(degrees=(0, 9), probability=chance), Invert()))))
+        fingerprint_with(
+            pipeline=(op("decode"), op("choose", of=(op("rotate", degrees=(0, 9), probability=chance), op("invert"))))
+        )
         for chance in (1.0, 0.5)
     )
-    named = named_by_content(Choose(of=(Gray(),)), {})["of"]
+    named = named_by_content(op("choose", of=(op("gray"),)), {})["of"]
 
     assert one != other
     assert named == [{"op": "gray", "field": "image", "channels": 3}]

@@ -12,160 +12,106 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from batchd.config.schema import json_schema
-from batchd.data.pipeline.augment.options import (
-    Affine,
-    AugMix,
-    AutoAugment,
-    Autocontrast,
-    Blur,
-    Choose,
-    Elastic,
-    Equalize,
-    Erase,
-    Invert,
-    Perspective,
-    Posterize,
-    RandAugment,
-    Sharpen,
-    Solarize,
-    TrivialAugment,
-)
-from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import Columns, effect
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, OneHot, Pick, Rename, Scale
-from batchd.data.pipeline.image.options import (
-    BoxForm,
-    CenterCrop,
-    ColorJitter,
-    CropToBucket,
-    Cutout,
-    Decode,
-    Follow,
-    Gray,
-    Layout,
-    Letterbox,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-    SubtractMean,
-    To,
-)
-from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
-from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
-from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
-from batchd.data.pipeline.sound.options import (
-    AddNoise,
-    Gain,
-    LogMel,
-    Mfcc,
-    NormalizeLoudness,
-    Room,
-    SpecAugment,
-    Spectrogram,
-    Speed,
-    Trim,
-)
 from batchd.data.pipeline.stages import Stage, make_stage
-from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.data.pipeline.video.options import DecodeVideo
-from batchd.data.pipeline.views.options import View, Views
+from batchd.data.pipeline.views.options import View
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.kinds import OneOf
 from batchd.data.sources.files.index import image_columns
 from batchd_wire.fields import Field
-from support.steps import check_steps
+from support.steps import check_steps, op
 
 COLUMNS = image_columns(0)
-CROP = RandomResizedCrop(size=(224, 160))
+CROP = op("random_resized_crop", size=(224, 160))
 EVERY_STEP = [
-    DecodeVideo(frames=4, fps=8.0, start=2.5, codecs=("ffv1", "h264"), times="seconds"),
-    DecodeVideo(frames=4, stride=2, start="at", clips=3),
-    Decode(color="gray", exif="ignore", scale="off", max_pixels=10, max_bytes=20),
-    Resize(shorter_side=256, interpolation="cubic"),
-    Resize(size=(3, 4)),
-    CenterCrop(size=(5, 6)),
-    RandomResizedCrop(size=(7, 8), scale=(0.5, 0.75), ratio=(1, 1)),
-    CropToBucket(pixels=4096, multiple_of=16, ratio=(0.5, 2), random=True, interpolation="cubic"),
-    CropToBucket(sizes=((64, 64), (48, 80))),
-    RandomFlip(probability=0.25, direction="vertical"),
-    Normalize(mean=(0.5,), std=(0.25,), dtype="float16"),
-    Layout(order="nchw"),
-    OneHot(classes=10, dtype="uint8"),
-    Cast(field="x", dtype="int16", truncate=True),
-    Clip(min=-1.5, max=2),
-    Scale(factor=2.5, offset=-1, dtype="float16"),
-    Drop(fields=("a", "b")),
-    Rename(field="a", to="b"),
-    Tokenize(file=Path("/t/tokenizer.json"), max_length=8, padding="none", truncation=False, pad_id=3, to="ids"),
-    Lowercase(field="caption"),
-    RemoveStopwords(file=Path("/t/stop.txt"), case="exact"),
-    Lookup(words=Path("/t/words"), table=Path("/t/table.npy"), max_words=4, unknown="zeros", truncation=False),
-    TextBytes(length=100, truncation=False),
-    PadBatch(max_shape=(512, 512, 3), fill=0.5, too_large="crop"),
-    Ragged(field="tokens", max_shape=(128,), too_large="crop"),
-    Patches(field="photo", size=14),
-    Interleave(field="words", images="photos", image_token=3, size=14, also=("mask",), merge=2),
-    Pack(field="tokens", length=128, too_long="drop", patches=99),
-    Resize(max_pixels=9999, min_pixels=99, multiple_of=7),
-    Pack(field="tokens", length=128, too_long="drop", documents=9, window=77, fill=-1),
-    RandomCrop(size=(9, 10), padding=4, fill=(1, 2, 3)),
-    Pad(size=(11, 12), place="top_left", fill=(7,)),
-    Pad(border=(1, 2, 3, 4)),
-    Rotate(quarter_turns=(0, 3)),
-    Rotate(degrees=(-10.0, 10.5), interpolation="nearest", fill=(255,)),
-    ColorJitter(brightness=0.5, contrast=0.25, saturation=2.0, hue=0.125),
-    Gray(channels=1),
-    Cutout(holes=2, size=(13, 14), fill=(1, 2, 3)),
-    SubtractMean(mean=(1.5,), scale=0.5),
-    To(dtype="float16", scale=False, layout="nhwc"),
-    Follow(mask="mask", mask_fill=255, boxes="boxes", points="points"),
-    BoxForm(form="cxcywh", relative=True),
-    MapIds(field="label", table={"7": 3}),
-    Spectrogram(n_fft=512, window_length=300, hop=100, window="hamming", edges="cut", power=1, log="db", top=80),
-    LogMel(rate=8000, bands=40, low_hz=20, high_hz=3800, scale="slaney", norm=True, log="log10", floor=1e-8),
-    Mfcc(window="povey", edges="zeros", drop_last=True, remove_mean=True, preemphasis=0.97, coefficients=13),
-    NormalizeLoudness(level_db=-3, of="peak"),
-    Gain(db=(-1, 2), probability=0.5),
-    Speed(factors=(0.5, 1.25)),
-    Trim(top_db=30, frame=400, hop=160),
-    AddNoise(root=Path("/t/noise"), patterns=("*.ogg",), rate=8000, formats=("ogg",), snr_db=(-5, 5)),
-    Room(root=Path("/t/rooms"), normalize="energy", max_seconds=1, probability=0.5),
-    SpecAugment(time_masks=1, time_width=9, time_share=0.5, frequency_masks=3, frequency_width=4, fill=-1),
-    Solarize(threshold=100, probability=0.5),
-    Posterize(bits=3),
-    Equalize(),
-    Autocontrast(),
-    Invert(),
-    Sharpen(factor=(0.5, 1.5)),
-    Blur(sigma=(1, 3)),
-    Affine(degrees=(-5, 5), translate=(0.1, 0), scale=(0.5, 2), shear_x=(1, 2), shear_y=(-1, 1), fill=(1,)),
-    Perspective(distortion=0.25, interpolation="nearest"),
-    RandAugment(count=3, magnitude=7, deviation=0, operation_probability=1, fill=(1,)),
-    TrivialAugment(interpolation="nearest"),
-    AutoAugment(policy="svhn"),
-    AugMix(severity=4, width=2, depth=3),
-    Choose(of=(Blur(sigma=(1, 2)), Choose(of=(Gray(), RandomCrop(size=(4, 5))), probability=0.5)), weights=(1, 2.5)),
-    Elastic(alpha=3, sigma=2),
-    Resize(shorter_side=20, max_longer_side=99, multiple_of=8, interpolation="lanczos"),
-    Resize(longer_side=20),
-    Letterbox(size=(9, 8), enlarge=False, place="top_left", fill=(1, 2, 3)),
-    Erase(area=(0.1, 0.2), aspect=(1, 2), count=3, fill=(1, 2, 3)),
-    Affine(size=(5, 6)),
-    Mosaic(size=(5, 6), fill=(1, 2, 3), until_epoch=90, probability=0.5),
-    MixUp(alpha=8),
-    CopyPaste(paste="mirrored", fraction=0.25, max_overlap=0.5),
-    Call(function="package.module:name", outputs={"score": "float32", "image": "uint8[2,2,3]"}, random=False),
-    Pick(field="captions", which="first"),
-    Chat(tokenizer=Path("/data/tokenizer.json"), template="llama3", max_length=9, loss=("user", "tool")),
-    DecodeAudio(rate=16000, seconds=1.5, start="begin", formats=("flac", "wav")),
-    Views(into={"a": View(count=2, steps=(CROP, Rotate(quarter_turns=(0, 3)))), "b": View(steps=())}),
+    op("decode_video", frames=4, fps=8.0, start=2.5, codecs=("ffv1", "h264"), times="seconds"),
+    op("decode_video", frames=4, stride=2, start="at", clips=3),
+    op("decode", color="gray", exif="ignore", scale="off", max_pixels=10, max_bytes=20),
+    op("resize", shorter_side=256, interpolation="cubic"),
+    op("resize", size=(3, 4)),
+    op("center_crop", size=(5, 6)),
+    op("random_resized_crop", size=(7, 8), scale=(0.5, 0.75), ratio=(1, 1)),
+    op("crop_to_bucket", pixels=4096, multiple_of=16, ratio=(0.5, 2), random=True, interpolation="cubic"),
+    op("crop_to_bucket", sizes=((64, 64), (48, 80))),
+    op("random_flip", probability=0.25, direction="vertical"),
+    op("normalize", mean=(0.5,), std=(0.25,), dtype="float16"),
+    op("layout", order="nchw"),
+    op("one_hot", classes=10, dtype="uint8"),
+    op("cast", field="x", dtype="int16", truncate=True),
+    op("clip", min=-1.5, max=2),
+    op("scale", factor=2.5, offset=-1, dtype="float16"),
+    op("drop", fields=("a", "b")),
+    op("rename", field="a", to="b"),
+    op("tokenize", file=Path("/t/tokenizer.json"), max_length=8, padding="none", truncation=False, pad_id=3, to="ids"),
+    op("lowercase", field="caption"),
+    op("remove_stopwords", file=Path("/t/stop.txt"), case="exact"),
+    op("lookup", words=Path("/t/words"), table=Path("/t/table.npy"), max_words=4, unknown="zeros", truncation=False),
+    op("text_bytes", length=100, truncation=False),
+    op("pad_batch", max_shape=(512, 512, 3), fill=0.5, too_large="crop"),
+    op("ragged", field="tokens", max_shape=(128,), too_large="crop"),
+    op("patches", field="photo", size=14),
+    op("interleave", field="words", images="photos", image_token=3, size=14, also=("mask",), merge=2),
+    op("pack", field="tokens", length=128, too_long="drop", patches=99),
+    op("resize", max_pixels=9999, min_pixels=99, multiple_of=7),
+    op("pack", field="tokens", length=128, too_long="drop", documents=9, window=77, fill=-1),
+    op("random_crop", size=(9, 10), padding=4, fill=(1, 2, 3)),
+    op("pad", size=(11, 12), place="top_left", fill=(7,)),
+    op("pad", border=(1, 2, 3, 4)),
+    op("rotate", quarter_turns=(0, 3)),
+    op("rotate", degrees=(-10.0, 10.5), interpolation="nearest", fill=(255,)),
+    op("color_jitter", brightness=0.5, contrast=0.25, saturation=2.0, hue=0.125),
+    op("gray", channels=1),
+    op("cutout", holes=2, size=(13, 14), fill=(1, 2, 3)),
+    op("subtract_mean", mean=(1.5,), scale=0.5),
+    op("to", dtype="float16", scale=False, layout="nhwc"),
+    op("follow", mask="mask", mask_fill=255, boxes="boxes", points="points"),
+    op("box_form", form="cxcywh", relative=True),
+    op("map_ids", field="label", table={"7": 3}),
+    op("spectrogram", n_fft=512, window_length=300, hop=100, window="hamming", edges="cut", power=1, log="db", top=80),
+    op("log_mel", rate=8000, bands=40, low_hz=20, high_hz=3800, scale="slaney", norm=True, log="log10", floor=1e-8),
+    op("mfcc", window="povey", edges="zeros", drop_last=True, remove_mean=True, preemphasis=0.97, coefficients=13),
+    op("normalize_loudness", level_db=-3, of="peak"),
+    op("gain", db=(-1, 2), probability=0.5),
+    op("speed", factors=(0.5, 1.25)),
+    op("trim", top_db=30, frame=400, hop=160),
+    op("add_noise", root=Path("/t/noise"), patterns=("*.ogg",), rate=8000, formats=("ogg",), snr_db=(-5, 5)),
+    op("room", root=Path("/t/rooms"), normalize="energy", max_seconds=1, probability=0.5),
+    op("spec_augment", time_masks=1, time_width=9, time_share=0.5, frequency_masks=3, frequency_width=4, fill=-1),
+    op("solarize", threshold=100, probability=0.5),
+    op("posterize", bits=3),
+    op("equalize"),
+    op("autocontrast"),
+    op("invert"),
+    op("sharpen", factor=(0.5, 1.5)),
+    op("blur", sigma=(1, 3)),
+    op("affine", degrees=(-5, 5), translate=(0.1, 0), scale=(0.5, 2), shear_x=(1, 2), shear_y=(-1, 1), fill=(1,)),
+    op("perspective", distortion=0.25, interpolation="nearest"),
+    op("rand_augment", count=3, magnitude=7, deviation=0, operation_probability=1, fill=(1,)),
+    op("trivial_augment", interpolation="nearest"),
+    op("auto_augment", policy="svhn"),
+    op("augmix", severity=4, width=2, depth=3),
+    op(
+        "choose",
+        of=(op("blur", sigma=(1, 2)), op("choose", of=(op("gray"), op("random_crop", size=(4, 5))), probability=0.5)),
+        weights=(1, 2.5),
+    ),
+    op("elastic", alpha=3, sigma=2),
+    op("resize", shorter_side=20, max_longer_side=99, multiple_of=8, interpolation="lanczos"),
+    op("resize", longer_side=20),
+    op("letterbox", size=(9, 8), enlarge=False, place="top_left", fill=(1, 2, 3)),
+    op("erase", area=(0.1, 0.2), aspect=(1, 2), count=3, fill=(1, 2, 3)),
+    op("affine", size=(5, 6)),
+    op("mosaic", size=(5, 6), fill=(1, 2, 3), until_epoch=90, probability=0.5),
+    op("mixup", alpha=8),
+    op("copy_paste", paste="mirrored", fraction=0.25, max_overlap=0.5),
+    op("call", function="package.module:name", outputs={"score": "float32", "image": "uint8[2,2,3]"}, random=False),
+    op("pick", field="captions", which="first"),
+    op("chat", tokenizer=Path("/data/tokenizer.json"), template="llama3", max_length=9, loss=("user", "tool")),
+    op("decode_audio", rate=16000, seconds=1.5, start="begin", formats=("flac", "wav")),
+    op("views", into={"a": View(count=2, steps=(CROP, op("rotate", quarter_turns=(0, 3)))), "b": View(steps=())}),
 ]
 
 
@@ -327,29 +273,41 @@ def test_a_step_without_an_effect_is_an_error_of_the_program():
     [
         ([], "the first step must be"),
         ([CROP], "the first step must be"),
-        ([Decode(), Decode(), CROP], '"decode" cannot come after "decode"'),
-        ([Decode()], "the images keep their different sizes"),
-        ([Decode(), RandomFlip()], "the images keep their different sizes"),
-        ([Decode(), Resize(shorter_side=256)], "the images keep their different sizes"),
-        ([Decode(), CROP, Resize(shorter_side=256)], "the images keep their different sizes"),
-        ([Decode(), CROP, Normalize(), RandomFlip()], '"random_flip" cannot come after "normalize"'),
-        ([Decode(), CROP, Layout(), Normalize()], '"normalize" cannot come after "layout"'),
-        ([Decode(), CROP, Normalize(), Normalize()], '"normalize" cannot come after "normalize"'),
-        ([Decode(), CROP, Layout(), Layout()], '"layout" cannot come after "layout"'),
-        ([Decode(color="gray"), CROP, Normalize()], '"normalize" has 3 numbers in mean, and the image has 1 channel'),
-        ([Decode(), CROP, Normalize(std=(1,))], '"normalize" has 1 number in std, and the image has 3 channels'),
+        ([op("decode"), op("decode"), CROP], '"decode" cannot come after "decode"'),
+        ([op("decode")], "the images keep their different sizes"),
+        ([op("decode"), op("random_flip")], "the images keep their different sizes"),
+        ([op("decode"), op("resize", shorter_side=256)], "the images keep their different sizes"),
+        ([op("decode"), CROP, op("resize", shorter_side=256)], "the images keep their different sizes"),
+        ([op("decode"), CROP, op("normalize"), op("random_flip")], '"random_flip" cannot come after "normalize"'),
+        ([op("decode"), CROP, op("layout"), op("normalize")], '"normalize" cannot come after "layout"'),
+        ([op("decode"), CROP, op("normalize"), op("normalize")], '"normalize" cannot come after "normalize"'),
+        ([op("decode"), CROP, op("layout"), op("layout")], '"layout" cannot come after "layout"'),
         (
-            [Decode(), CROP, SubtractMean(mean=(1,))],
+            [op("decode", color="gray"), CROP, op("normalize")],
+            '"normalize" has 3 numbers in mean, and the image has 1 channel',
+        ),
+        (
+            [op("decode"), CROP, op("normalize", std=(1,))],
+            '"normalize" has 1 number in std, and the image has 3 channels',
+        ),
+        (
+            [op("decode"), CROP, op("subtract_mean", mean=(1,))],
             '"subtract_mean" has 1 number in mean, and the image has 3 channels',
         ),
-        ([Decode(), CROP, SubtractMean(), Gray()], '"gray" cannot come after "subtract_mean"'),
-        ([Decode(), CROP, To(), RandomFlip()], '"random_flip" cannot come after "to"'),
-        ([Decode(), CROP, To(), Layout()], '"layout" cannot come after "to"'),
-        ([Decode(), Pad(border=(1, 1, 1, 1))], "the images keep their different sizes"),
-        ([Decode(), CROP, Pad(size=(223, 300))], '"pad" cannot make 224 x 160 pixels 223 x 300'),
-        ([Decode(), CROP, Rotate(quarter_turns=(0, 1))], "the images keep their different sizes"),
-        ([Decode(), CROP, Cutout(size=(2, 2), fill=(1, 2))], '"cutout" has 2 numbers in fill, and the image has 3'),
-        ([Decode(color="gray"), Pad(size=(9, 9), fill=(1, 2, 3))], '"pad" has 3 numbers in fill, and the image has 1'),
+        ([op("decode"), CROP, op("subtract_mean"), op("gray")], '"gray" cannot come after "subtract_mean"'),
+        ([op("decode"), CROP, op("to"), op("random_flip")], '"random_flip" cannot come after "to"'),
+        ([op("decode"), CROP, op("to"), op("layout")], '"layout" cannot come after "to"'),
+        ([op("decode"), op("pad", border=(1, 1, 1, 1))], "the images keep their different sizes"),
+        ([op("decode"), CROP, op("pad", size=(223, 300))], '"pad" cannot make 224 x 160 pixels 223 x 300'),
+        ([op("decode"), CROP, op("rotate", quarter_turns=(0, 1))], "the images keep their different sizes"),
+        (
+            [op("decode"), CROP, op("cutout", size=(2, 2), fill=(1, 2))],
+            '"cutout" has 2 numbers in fill, and the image has 3',
+        ),
+        (
+            [op("decode", color="gray"), op("pad", size=(9, 9), fill=(1, 2, 3))],
+            '"pad" has 3 numbers in fill, and the image has 1',
+        ),
     ],
 )
 def test_steps_that_cannot_be_run_are_named(steps, problem):
@@ -360,11 +318,16 @@ def test_steps_that_cannot_be_run_are_named(steps, problem):
 @pytest.mark.parametrize(
     "steps",
     [
-        [Decode(), CROP],
-        [Decode(), CROP, RandomFlip(), Normalize(), Layout()],
-        [Decode(), RandomFlip(), CROP],
-        [Decode(), Resize(shorter_side=256), CenterCrop(size=(224, 224))],
-        [Decode(color="gray"), CenterCrop(size=(9, 9)), Normalize(mean=(0.5,), std=(0.5,)), Layout(order="nhwc")],
+        [op("decode"), CROP],
+        [op("decode"), CROP, op("random_flip"), op("normalize"), op("layout")],
+        [op("decode"), op("random_flip"), CROP],
+        [op("decode"), op("resize", shorter_side=256), op("center_crop", size=(224, 224))],
+        [
+            op("decode", color="gray"),
+            op("center_crop", size=(9, 9)),
+            op("normalize", mean=(0.5,), std=(0.5,)),
+            op("layout", order="nhwc"),
+        ],
     ],
 )
 def test_sensible_steps_have_no_problems(steps):
@@ -378,30 +341,39 @@ FOLLOWED = [
     Column("boxes", dtype="float32", shape=(5, 4)),
     Column("one", shape=(4, 5, 3)),
 ]
-FOLLOW = Follow(mask="mask", boxes="boxes")
+FOLLOW = op("follow", mask="mask", boxes="boxes")
 
 
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        ([Decode(), CROP, FOLLOW], '"follow" comes right behind "decode"'),
-        ([Decode(), FOLLOW, FOLLOW, CROP], "and once"),
-        ([FOLLOW, Decode(), CROP], "the first step must be"),
-        ([Decode(), Follow(mask="label"), CROP], "mask = 'label', which is int64; a mask is the bytes of a PNG"),
-        ([Decode(), Follow(boxes="mask"), CROP], "boxes = 'mask', which is image; boxes are float32[?,4]"),
-        ([Decode(), Follow(points="boxes"), CROP], "points = 'boxes', which is float32[5,4]; points are float32[?,2]"),
+        ([op("decode"), CROP, FOLLOW], '"follow" comes right behind "decode"'),
+        ([op("decode"), FOLLOW, FOLLOW, CROP], "and once"),
+        ([FOLLOW, op("decode"), CROP], "the first step must be"),
         (
-            [Decode(), Follow(boxes="boxes", labels=("label",)), CROP],
+            [op("decode"), op("follow", mask="label"), CROP],
+            "mask = 'label', which is int64; a mask is the bytes of a PNG",
+        ),
+        ([op("decode"), op("follow", boxes="mask"), CROP], "boxes = 'mask', which is image; boxes are float32[?,4]"),
+        (
+            [op("decode"), op("follow", points="boxes"), CROP],
+            "points = 'boxes', which is float32[5,4]; points are float32[?,2]",
+        ),
+        (
+            [op("decode"), op("follow", boxes="boxes", labels=("label",)), CROP],
             "labels = 'label', which is int64; labels have a row for each box",
         ),
-        ([Decode(), Follow(boxes="boxes", labels=("nothing",)), CROP], "labels = 'nothing', and a sample has 'image'"),
-        ([Decode(), Follow(points="nothing"), CROP], "points = 'nothing', and a sample has 'image', 'label'"),
         (
-            [Decode(), FOLLOW, CROP, Rename(field="image", to="a"), Follow(field="one", mask="mask")],
+            [op("decode"), op("follow", boxes="boxes", labels=("nothing",)), CROP],
+            "labels = 'nothing', and a sample has 'image'",
+        ),
+        ([op("decode"), op("follow", points="nothing"), CROP], "points = 'nothing', and a sample has 'image', 'label'"),
+        (
+            [op("decode"), FOLLOW, CROP, op("rename", field="image", to="a"), op("follow", field="one", mask="mask")],
             "mask = 'mask', which follows another image already",
         ),
         (
-            [Decode(), FOLLOW, CROP, To(field="mask"), RandomFlip()],
+            [op("decode"), FOLLOW, CROP, op("to", field="mask"), op("random_flip")],
             "\"random_flip\" is done to 'mask' as well, which follows 'image', and is float32[1,224,160] by then",
         ),
     ],
@@ -415,25 +387,30 @@ def test_followers_that_cannot_follow_are_named(steps, problem):
     ("steps", "problem"),
     [
         (
-            [Rename(field="mask", to="classes")],
+            [op("rename", field="mask", to="classes")],
             "is done to 'mask' as well, which follows 'image', and is not there any more",
         ),
-        ([Drop(fields=("boxes",))], "is done to 'boxes' as well, which follows 'image', and is not there any more"),
         (
-            [Cast(field="mask", dtype="int64")],
+            [op("drop", fields=("boxes",))],
+            "is done to 'boxes' as well, which follows 'image', and is not there any more",
+        ),
+        (
+            [op("cast", field="mask", dtype="int64")],
             "is done to 'mask' as well, which follows 'image', and is int64[224,160]",
         ),
     ],
 )
 def test_a_field_that_stops_following_is_reported(steps, problem):
     """A dropped, renamed or changed field cannot follow a flip; after the last geometry it may."""
-    assert check_steps(FOLLOWED, [Decode(), FOLLOW, CROP, *steps, Normalize()]) == []
-    assert any(problem in found for found in check_steps(FOLLOWED, [Decode(), FOLLOW, CROP, *steps, RandomFlip()]))
+    assert check_steps(FOLLOWED, [op("decode"), FOLLOW, CROP, *steps, op("normalize")]) == []
+    assert any(
+        problem in found for found in check_steps(FOLLOWED, [op("decode"), FOLLOW, CROP, *steps, op("random_flip")])
+    )
 
 
 def test_a_mask_has_the_size_of_its_image():
     """This holds after each step, without a channel axis, whatever the type of the image."""
-    steps = [Decode(), FOLLOW, CROP, Rotate(quarter_turns=(1,)), ColorJitter(brightness=0.5), To()]
+    steps = [op("decode"), FOLLOW, CROP, op("rotate", quarter_turns=(1,)), op("color_jitter", brightness=0.5), op("to")]
 
     assert [column.text for column in columns_after(FOLLOWED, steps).values()] == [
         "float32[3,160,224]",
@@ -447,17 +424,21 @@ def test_a_mask_has_the_size_of_its_image():
 @pytest.mark.parametrize(
     ("source", "steps", "made"),
     [
-        ("uint8[28,28]", [RandomCrop(size=(28, 28), padding=4)], "uint8[28,28,1]"),
-        ("uint8[28,28]", [Layout()], "uint8[1,28,28]"),
-        ("uint8[28,28]", [Normalize(mean=(0.5,), std=(0.5,))], "float32[28,28,1]"),
-        ("uint8[?,?]", [Resize(size=(4, 5)), Gray()], "uint8[4,5,3]"),
-        ("uint8[?,30,3]", [Pad(border=(1, 2, 3, 4)), Pad(size=(40, 40)), Gray(channels=1)], "uint8[40,40,1]"),
-        ("uint8[20,30,3]", [Rotate(quarter_turns=(1, 3)), Pad(border=(1, 2, 3, 4))], "uint8[33,27,3]"),
-        ("uint8[20,20,3]", [Rotate(quarter_turns=(0, 1))], "uint8[20,20,3]"),
-        ("uint8[20,30,3]", [Rotate(quarter_turns=(0, 2))], "uint8[20,30,3]"),
-        ("uint8[20,30,3]", [Rotate(degrees=(0, 90))], "uint8[20,30,3]"),
-        ("uint8[20,30,3]", [SubtractMean()], "float32[20,30,3]"),
-        ("uint8[20,30,4]", [Cutout(size=(2, 2)), To(dtype="uint8")], "uint8[4,20,30]"),
+        ("uint8[28,28]", [op("random_crop", size=(28, 28), padding=4)], "uint8[28,28,1]"),
+        ("uint8[28,28]", [op("layout")], "uint8[1,28,28]"),
+        ("uint8[28,28]", [op("normalize", mean=(0.5,), std=(0.5,))], "float32[28,28,1]"),
+        ("uint8[?,?]", [op("resize", size=(4, 5)), op("gray")], "uint8[4,5,3]"),
+        (
+            "uint8[?,30,3]",
+            [op("pad", border=(1, 2, 3, 4)), op("pad", size=(40, 40)), op("gray", channels=1)],
+            "uint8[40,40,1]",
+        ),
+        ("uint8[20,30,3]", [op("rotate", quarter_turns=(1, 3)), op("pad", border=(1, 2, 3, 4))], "uint8[33,27,3]"),
+        ("uint8[20,20,3]", [op("rotate", quarter_turns=(0, 1))], "uint8[20,20,3]"),
+        ("uint8[20,30,3]", [op("rotate", quarter_turns=(0, 2))], "uint8[20,30,3]"),
+        ("uint8[20,30,3]", [op("rotate", degrees=(0, 90))], "uint8[20,30,3]"),
+        ("uint8[20,30,3]", [op("subtract_mean")], "float32[20,30,3]"),
+        ("uint8[20,30,4]", [op("cutout", size=(2, 2)), op("to", dtype="uint8")], "uint8[4,20,30]"),
     ],
 )
 def test_pixels_of_a_source_need_no_decode(source, steps, made):
@@ -471,12 +452,16 @@ def test_pixels_of_a_source_need_no_decode(source, steps, made):
 @pytest.mark.parametrize(
     ("source", "step", "problem"),
     [
-        ("uint8[4,5,?]", RandomFlip(), "whose number of channels is known and at most 4, and 'image' is uint8[4,5,?]"),
-        ("uint8[4,5,5]", RandomFlip(), "and at most 4, and 'image' is uint8[4,5,5]"),
-        ("uint8[4,5,4]", Gray(), '"gray" is for images of 1 or 3 channels'),
-        ("uint8[4,5,2]", ColorJitter(hue=0.1), '"color_jitter" is for images of 1 or 3 channels'),
-        ("float32[4,5]", RandomFlip(), "\"random_flip\" cannot be done to 'image', which is float32[4,5]"),
-        ("float32[4,5]", Layout(), "\"layout\" cannot be done to 'image', which is float32[4,5]"),
+        (
+            "uint8[4,5,?]",
+            op("random_flip"),
+            "whose number of channels is known and at most 4, and 'image' is uint8[4,5,?]",
+        ),
+        ("uint8[4,5,5]", op("random_flip"), "and at most 4, and 'image' is uint8[4,5,5]"),
+        ("uint8[4,5,4]", op("gray"), '"gray" is for images of 1 or 3 channels'),
+        ("uint8[4,5,2]", op("color_jitter", hue=0.1), '"color_jitter" is for images of 1 or 3 channels'),
+        ("float32[4,5]", op("random_flip"), "\"random_flip\" cannot be done to 'image', which is float32[4,5]"),
+        ("float32[4,5]", op("layout"), "\"layout\" cannot be done to 'image', which is float32[4,5]"),
     ],
 )
 def test_pixels_that_a_step_cannot_take_are_named(source, step, problem):
@@ -487,16 +472,19 @@ def test_pixels_that_a_step_cannot_take_are_named(source, step, problem):
 def test_fields_follow_from_the_steps():
     """They have the image's type and shape, and the numbers that every batch has."""
     numbers = (Field("label", "int64", ()), Field("index", "int64", ()))
-    floats = [Decode(), CROP, Normalize(dtype="float16"), Layout()]
+    floats = [op("decode"), CROP, op("normalize", dtype="float16"), op("layout")]
 
-    assert sample_fields(COLUMNS, [Decode(), CROP], "substitute") == (Field("image", "uint8", (224, 160, 3)), *numbers)
+    assert sample_fields(COLUMNS, [op("decode"), CROP], "substitute") == (
+        Field("image", "uint8", (224, 160, 3)),
+        *numbers,
+    )
     assert sample_fields(COLUMNS, floats, "fail") == (Field("image", "float16", (3, 224, 160)), *numbers)
-    assert sample_fields(COLUMNS, [Decode(), CROP], "mask")[-1] == Field("valid", "bool", ())
+    assert sample_fields(COLUMNS, [op("decode"), CROP], "mask")[-1] == Field("valid", "bool", ())
 
 
 def test_the_last_size_counts():
     """Earlier sizes have no effect on the result."""
-    steps = [Decode(color="gray"), CROP, CenterCrop(size=(20, 30)), RandomFlip()]
+    steps = [op("decode", color="gray"), CROP, op("center_crop", size=(20, 30)), op("random_flip")]
 
     assert columns_after(COLUMNS, steps)["image"].shape == (20, 30, 1)
 
@@ -504,19 +492,32 @@ def test_the_last_size_counts():
 @pytest.mark.parametrize(
     ("steps", "random"),
     [
-        ([Decode(), CROP], True),
-        ([Decode(), Resize(size=(2, 2)), RandomFlip()], True),
-        ([Decode(), Resize(size=(2, 2)), RandomFlip(probability=0)], False),
-        ([Decode(), Resize(size=(2, 2)), RandomFlip(probability=1)], False),
-        ([Decode(), Resize(shorter_side=9), CenterCrop(size=(2, 2)), Normalize()], False),
-        ([Decode(), RandomCrop(size=(2, 2))], True),
-        ([Decode(), Resize(size=(2, 2)), Cutout(size=(1, 1))], True),
-        ([Decode(), Resize(size=(2, 2)), Rotate(quarter_turns=(2, 2)), Rotate(degrees=(5, 5))], False),
-        ([Decode(), Resize(size=(2, 2)), Rotate(quarter_turns=(0, 2))], True),
-        ([Decode(), Resize(size=(2, 2)), Rotate(degrees=(0, 5))], True),
-        ([Decode(), Resize(size=(2, 2)), ColorJitter()], False),
-        ([Decode(), Resize(size=(2, 2)), ColorJitter(hue=0.1)], True),
-        ([Decode(), Follow(mask="mask"), Pad(size=(2, 2)), Gray(), SubtractMean(), To()], False),
+        ([op("decode"), CROP], True),
+        ([op("decode"), op("resize", size=(2, 2)), op("random_flip")], True),
+        ([op("decode"), op("resize", size=(2, 2)), op("random_flip", probability=0)], False),
+        ([op("decode"), op("resize", size=(2, 2)), op("random_flip", probability=1)], False),
+        ([op("decode"), op("resize", shorter_side=9), op("center_crop", size=(2, 2)), op("normalize")], False),
+        ([op("decode"), op("random_crop", size=(2, 2))], True),
+        ([op("decode"), op("resize", size=(2, 2)), op("cutout", size=(1, 1))], True),
+        (
+            [op("decode"), op("resize", size=(2, 2)), op("rotate", quarter_turns=(2, 2)), op("rotate", degrees=(5, 5))],
+            False,
+        ),
+        ([op("decode"), op("resize", size=(2, 2)), op("rotate", quarter_turns=(0, 2))], True),
+        ([op("decode"), op("resize", size=(2, 2)), op("rotate", degrees=(0, 5))], True),
+        ([op("decode"), op("resize", size=(2, 2)), op("color_jitter")], False),
+        ([op("decode"), op("resize", size=(2, 2)), op("color_jitter", hue=0.1)], True),
+        (
+            [
+                op("decode"),
+                op("follow", mask="mask"),
+                op("pad", size=(2, 2)),
+                op("gray"),
+                op("subtract_mean"),
+                op("to"),
+            ],
+            False,
+        ),
     ],
 )
 def test_steps_without_chance_are_recognised(steps, random):
