@@ -15,17 +15,8 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchd_wire import messages as wire
 from batchd_wire.channel import ChannelClosed, receive_message
-from batchd_wire.messages import (
-    TO_DAEMON,
-    TO_DAEMON_LIFELINE,
-    TO_TRAINER,
-    TO_TRAINER_LIFELINE,
-    Hello,
-    Open,
-    Pull,
-    Subscribe,
-)
 from support.fuzzer import PLAIN, Fuzzer
 from support.good_trainers import good_trainers, private_bytes
 from support.hostile_messages import corpus, encode, good_message, hostile_messages, mutated
@@ -62,20 +53,20 @@ class LocalFuzzer(Fuzzer, RawPeer):
         """See ``Fuzzer``."""
         with suppress(zmq.Again):
             while True:
-                self.learn(TO_TRAINER.decode(self.dealer.recv(zmq.NOBLOCK)))
+                self.learn(wire.TO_TRAINER.decode(self.dealer.recv(zmq.NOBLOCK)))
         with suppress(BlockingIOError, ChannelClosed, ConnectionResetError):
             while True:
-                message, descriptors = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
+                message, descriptors = receive_message(self.lifeline, wire.TO_TRAINER_LIFELINE)
                 for descriptor in descriptors:
                     os.close(descriptor)
                 self.learn(message)
 
     def begin(self):
         """Open a session that holds a batch, as a good trainer does."""
-        self.say(LIFELINE, good_message(Hello, self.known))
-        self.wait_to_learn(Hello, "secret")
-        self.tell_and_learn(Open, "daemon")
-        self.tell_and_learn(Subscribe, "generation")
+        self.say(LIFELINE, good_message(wire.Hello, self.known))
+        self.wait_to_learn(wire.Hello, "secret")
+        self.tell_and_learn(wire.Open, "daemon")
+        self.tell_and_learn(wire.Subscribe, "generation")
         return self
 
 
@@ -87,8 +78,8 @@ def daemon(start_shared_daemon):
 
 # --- messages that are well formed, more or less --------------------------------------------------
 
-words = st.tuples(st.just(ZEROMQ), hostile_messages(TO_DAEMON)) | st.tuples(
-    st.just(LIFELINE), hostile_messages(TO_DAEMON_LIFELINE)
+words = st.tuples(st.just(ZEROMQ), hostile_messages(wire.TO_DAEMON)) | st.tuples(
+    st.just(LIFELINE), hostile_messages(wire.TO_DAEMON_LIFELINE)
 )
 conversations = st.tuples(st.booleans(), st.lists(words, min_size=1, max_size=12))
 """Whether the peer is a session that holds a batch, and its messages, in any order."""
@@ -134,7 +125,7 @@ def throw(daemon, chance, messages):
         with LocalFuzzer(daemon.runtime_dir) as session, LocalFuzzer(daemon.runtime_dir) as stranger:
             session.begin()
             over_zeromq, over_lifeline = (
-                corpus(kinds, known=session.known) for kinds in (TO_DAEMON, TO_DAEMON_LIFELINE)
+                corpus(kinds, known=session.known) for kinds in (wire.TO_DAEMON, wire.TO_DAEMON_LIFELINE)
             )
             for _ in range(SPOILT_PER_SESSION - 3):
                 session.say(ZEROMQ, mutated(over_zeromq, chance))
@@ -177,21 +168,21 @@ def test_the_good_messages_of_a_fuzzer_are_obeyed(daemon):
         peer.begin()
         first = peer.known["sequence"]
         for _ in range(3):
-            peer.say(ZEROMQ, good_message(Pull, peer.known))
+            peer.say(ZEROMQ, good_message(wire.Pull, peer.known))
         wait_until(lambda: peer.listen() or peer.known["sequence"] > first + 1, "the next batches arrive", PATIENCE_S)
 
 
 def test_spoilt_messages_are_of_all_kinds():
     """Some bytes are no longer messages, others still are, and the whole corpus is valid."""
     chance = Random(1)
-    whole = corpus(TO_DAEMON, known=PLAIN)
-    assert [TO_DAEMON.decode(data) for data in whole]
+    whole = corpus(wire.TO_DAEMON, known=PLAIN)
+    assert [wire.TO_DAEMON.decode(data) for data in whole]
 
     spoilt = [mutated(whole, chance) for _ in range(1000)]
     still_good = 0
     for data in spoilt:
         with suppress(ValueError):
-            TO_DAEMON.decode(data)
+            wire.TO_DAEMON.decode(data)
             still_good += 1
 
     assert 10 < still_good < 900

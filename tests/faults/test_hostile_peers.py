@@ -12,24 +12,9 @@ import pytest
 import batchd_client
 from batchd.daemon.local.zmtp import FRAMES_MAX
 from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import messages as wire
 from batchd_wire.channel import receive_message, send_message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import (
-    TO_TRAINER_LIFELINE,
-    AskBad,
-    AskStatus,
-    AskWritable,
-    Handle,
-    Hello,
-    Open,
-    Opened,
-    Pull,
-    Refused,
-    Status,
-    Subscribe,
-    Subscribed,
-    Unsubscribe,
-)
 from support.expected import Expected
 from support.kernel import descriptors_of
 from support.raw_peer import RawPeer
@@ -90,12 +75,12 @@ def subscribe(**changes):
         "fingerprint": None,
         "is_spectator": False,
     }
-    return Subscribe(**(claim | changes))
+    return wire.Subscribe(**(claim | changes))
 
 
 def assert_refused(answer, code):
     """Check that the answer is a refusal with this code and a text."""
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, wire.Refused)
     assert ErrorCode(answer.error) is code
     assert answer.text
 
@@ -149,7 +134,7 @@ def test_malformed_messages_are_answered_as_such(peer, frames):
     peer.open()
     peer.dealer.send_multipart(frames)
     assert_refused(peer.hear(), ErrorCode.MALFORMED_MESSAGE)
-    assert isinstance(peer.ask(AskStatus(7)), Status)
+    assert isinstance(peer.ask(wire.AskStatus(7)), wire.Status)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -170,7 +155,7 @@ def test_no_descriptor_reaches_the_daemon(peer, daemon, when):
         stream.connect(str(daemon.runtime_dir / "batchd.sock"))
         for connection in (peer.lifeline, stream):
             with suppress(PermissionError):
-                connection.sendmsg([Hello(PROTOCOL_VERSION, "generous", 1).encode()], fds)
+                connection.sendmsg([wire.Hello(PROTOCOL_VERSION, "generous", 1).encode()], fds)
     os.close(reading)
     with pytest.raises(BrokenPipeError):
         wait_until(lambda: os.write(writing, b"x" * 4096) is None, "no process has the other end")
@@ -180,7 +165,7 @@ def test_no_descriptor_reaches_the_daemon(peer, daemon, when):
 def test_hello_twice_is_once_too_often(peer):
     """The session ends."""
     peer.open()
-    send_message(peer.lifeline, Hello(PROTOCOL_VERSION, "again", 1))
+    send_message(peer.lifeline, wire.Hello(PROTOCOL_VERSION, "again", 1))
     assert peer.is_hung_up()
 
 
@@ -190,49 +175,49 @@ def test_asking_for_writable_slots_out_of_turn_ends_the_session(daemon):
         with RawPeer(daemon.runtime_dir) as peer:
             if greeted:
                 peer.greet()
-                send_message(peer.lifeline, AskWritable())
-            send_message(peer.lifeline, AskWritable())
+                send_message(peer.lifeline, wire.AskWritable())
+            send_message(peer.lifeline, wire.AskWritable())
             assert peer.is_hung_up()
     with RawPeer(daemon.runtime_dir) as peer:
         peer.open()
-        send_message(peer.lifeline, AskWritable())
+        send_message(peer.lifeline, wire.AskWritable())
         assert peer.is_hung_up()
 
 
 def test_a_wrong_version_is_told_which_one_is_spoken(peer):
     """Both the lifeline and ZeroMQ answer with a text that has the command that upgrades."""
-    send_message(peer.lifeline, Hello(PROTOCOL_VERSION + 1, "newer", 1))
-    answer, _ = receive_message(peer.lifeline, TO_TRAINER_LIFELINE)
+    send_message(peer.lifeline, wire.Hello(PROTOCOL_VERSION + 1, "newer", 1))
+    answer, _ = receive_message(peer.lifeline, wire.TO_TRAINER_LIFELINE)
     assert_refused(answer, ErrorCode.UNSUPPORTED_VERSION)
     assert "upgrade the daemon: `sudo make install`" in answer.text
-    answer = peer.ask(Open(PROTOCOL_VERSION + 1, b"0" * 16))
+    answer = peer.ask(wire.Open(PROTOCOL_VERSION + 1, b"0" * 16))
     assert_refused(answer, ErrorCode.UNSUPPORTED_VERSION)
 
 
 @pytest.mark.parametrize("secret", [b"", b"0" * 16, b"\0" * 1000])
 def test_a_wrong_secret_opens_nothing(peer, secret):
     """The rejection holds before and after the daemon has sent the right one."""
-    assert_refused(peer.ask(Open(PROTOCOL_VERSION, secret)), ErrorCode.UNKNOWN_SESSION)
+    assert_refused(peer.ask(wire.Open(PROTOCOL_VERSION, secret)), ErrorCode.UNKNOWN_SESSION)
     peer.greet()
-    assert_refused(peer.ask(Open(PROTOCOL_VERSION, secret)), ErrorCode.UNKNOWN_SESSION)
+    assert_refused(peer.ask(wire.Open(PROTOCOL_VERSION, secret)), ErrorCode.UNKNOWN_SESSION)
     assert_refused(peer.ask(subscribe()), ErrorCode.UNKNOWN_SESSION)
-    assert isinstance(peer.ask(Open(PROTOCOL_VERSION, peer.secret)), Opened)
+    assert isinstance(peer.ask(wire.Open(PROTOCOL_VERSION, peer.secret)), wire.Opened)
 
 
 def test_a_secret_opens_one_connection(peer, daemon):
     """A later connection with the same secret is rejected."""
     peer.open()
     with RawPeer(daemon.runtime_dir) as thief:
-        assert_refused(thief.ask(Open(PROTOCOL_VERSION, peer.secret)), ErrorCode.UNKNOWN_SESSION)
+        assert_refused(thief.ask(wire.Open(PROTOCOL_VERSION, peer.secret)), ErrorCode.UNKNOWN_SESSION)
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Pull(1, HUGE, True, HUGE, [(0, 1), (HUGE, HUGE)]),
-        Unsubscribe(1, 0),
-        AskBad(1, "photos"),
-        AskStatus(1),
+        wire.Pull(1, HUGE, True, HUGE, [(0, 1), (HUGE, HUGE)]),
+        wire.Unsubscribe(1, 0),
+        wire.AskBad(1, "photos"),
+        wire.AskStatus(1),
         subscribe(),
     ],
     ids=lambda message: type(message).__name__,
@@ -248,16 +233,16 @@ def test_another_session_s_subscription_is_out_of_reach(peer, daemon):
     with RawPeer(daemon.runtime_dir) as victim:
         victim.open()
         admitted = victim.ask(subscribe())
-        assert isinstance(admitted, Subscribed)
+        assert isinstance(admitted, wire.Subscribed)
         handles = [victim.hear(), victim.hear()]
-        assert all(isinstance(handle, Handle) for handle in handles)
+        assert all(isinstance(handle, wire.Handle) for handle in handles)
         before = claim_of(daemon, admitted.subscription)
 
         released = [(handle.sequence, handle.generation) for handle in handles]
-        answer = peer.ask(Pull(admitted.subscription, 2, False, 0, released))
+        answer = peer.ask(wire.Pull(admitted.subscription, 2, False, 0, released))
         assert_refused(answer, ErrorCode.UNKNOWN_SUBSCRIPTION)
-        peer.dealer.send(Unsubscribe(admitted.subscription, 0).encode())
-        assert isinstance(peer.ask(AskStatus(1)), Status)
+        peer.dealer.send(wire.Unsubscribe(admitted.subscription, 0).encode())
+        assert isinstance(peer.ask(wire.AskStatus(1)), wire.Status)
 
         assert claim_of(daemon, admitted.subscription) == before
 
@@ -286,7 +271,7 @@ def test_claims_that_cannot_be_are_refused_by_number(peer, changes, code):
     """The session continues."""
     peer.open()
     assert_refused(peer.ask(subscribe(**changes)), code)
-    assert isinstance(peer.ask(subscribe()), Subscribed)
+    assert isinstance(peer.ask(subscribe()), wire.Subscribed)
 
 
 def test_pulls_that_make_no_sense_move_nothing_forward(peer, daemon):
@@ -295,12 +280,12 @@ def test_pulls_that_make_no_sense_move_nothing_forward(peer, daemon):
     admitted = peer.ask(subscribe(window=2))
     first, second = peer.hear(), peer.hear()
     nonsense = [(0, HUGE), (HUGE, 1), (1, 0)] * 300
-    peer.dealer.send(Pull(admitted.subscription, 0, False, HUGE, nonsense).encode())
-    assert isinstance(peer.ask(AskStatus(1)), Status)
+    peer.dealer.send(wire.Pull(admitted.subscription, 0, False, HUGE, nonsense).encode())
+    assert isinstance(peer.ask(wire.AskStatus(1)), wire.Status)
     claim = claim_of(daemon, admitted.subscription)
     assert (claim["held_slots"], claim["consumed_batches"]) == (2, 0)
 
-    peer.dealer.send(Pull(admitted.subscription, HUGE, False, 0, [(first.sequence, first.generation)]).encode())
+    peer.dealer.send(wire.Pull(admitted.subscription, HUGE, False, 0, [(first.sequence, first.generation)]).encode())
     third = peer.hear()
     assert (second.step, third.step) == (1, 2)
 
@@ -310,9 +295,9 @@ def test_a_message_too_long_costs_the_connection(peer, daemon, kibibytes):
     """ZeroMQ ends it before it reads the message; its memory stays until the lifeline ends."""
     peer.open()
     peer.dealer.send(b"x" * (kibibytes * 1024))
-    peer.dealer.send(AskStatus(1).encode())
+    peer.dealer.send(wire.AskStatus(1).encode())
     with RawPeer(daemon.runtime_dir) as other:
-        assert isinstance(other.open().ask(AskStatus(1)), Status)
+        assert isinstance(other.open().ask(wire.AskStatus(1)), wire.Status)
 
 
 def test_two_hundred_connections_opened_and_closed(daemon):
@@ -336,8 +321,8 @@ def test_more_trainers_than_sessions_max_are_told_so(daemon):
             lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             lifelines.append(lifeline)
             lifeline.connect(str(daemon.runtime_dir / "lifeline.sock"))
-            send_message(lifeline, Hello(PROTOCOL_VERSION, "crowd", 1))
-        answer, _ = receive_message(lifelines[-1], TO_TRAINER_LIFELINE)
+            send_message(lifeline, wire.Hello(PROTOCOL_VERSION, "crowd", 1))
+        answer, _ = receive_message(lifelines[-1], wire.TO_TRAINER_LIFELINE)
         assert_refused(answer, ErrorCode.TOO_MANY_SESSIONS)
         assert answer.text == "as many trainers are connected as may be (250); raise sessions_max in [daemon]"
         with pytest.raises(batchd_client.errors.DaemonFull, match="as may be \\(250\\)"):

@@ -12,21 +12,10 @@ import struct
 import pytest
 
 import batchd_client
+from batchd_wire import messages as wire
 from batchd_wire.channel import receive_message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.mailbox import place_layout_from_wire
-from batchd_wire.messages import (
-    TO_TRAINER_LIFELINE,
-    AskPlace,
-    MailboxShared,
-    PlaceLent,
-    Produce,
-    Producing,
-    Pushed,
-    PushTaken,
-    Refused,
-    WithdrawAsk,
-)
 from support.producers import frame, push_stream, read
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
@@ -56,11 +45,11 @@ class Hostile:
 
     def __init__(self, daemon, stream):
         self.peer = RawPeer(daemon.runtime_dir).open()
-        told = self.peer.ask(Produce(1, stream))
-        assert isinstance(told, Producing)
+        told = self.peer.ask(wire.Produce(1, stream))
+        assert isinstance(told, wire.Producing)
         self.stream, self.layout = told.stream, place_layout_from_wire(told.layout)
-        shared, (self.mailbox,) = receive_message(self.peer.lifeline, TO_TRAINER_LIFELINE)
-        assert isinstance(shared, MailboxShared)
+        shared, (self.mailbox,) = receive_message(self.peer.lifeline, wire.TO_TRAINER_LIFELINE)
+        assert isinstance(shared, wire.MailboxShared)
 
     def __enter__(self):
         return self
@@ -70,8 +59,8 @@ class Hostile:
         self.peer.close()
 
     def ask(self):
-        lent = self.peer.ask(AskPlace(2, self.stream))
-        assert isinstance(lent, PlaceLent)
+        lent = self.peer.ask(wire.AskPlace(2, self.stream))
+        assert isinstance(lent, wire.PlaceLent)
         return lent.place
 
     def write(self, place, data):
@@ -82,14 +71,14 @@ def test_places_that_were_not_lent_are_refused(daemon):
     """A wrong number, another stream's place and a second use are each refused and counted."""
     with Hostile(daemon, "not-lent") as hostile:
         for stream, place in ((hostile.stream, 0), (hostile.stream, 1 << 62), (hostile.stream + 1, 0), (77, 0)):
-            refused = hostile.peer.ask(Pushed(3, stream, place))
-            assert isinstance(refused, Refused)
+            refused = hostile.peer.ask(wire.Pushed(3, stream, place))
+            assert isinstance(refused, wire.Refused)
             assert (refused.request, refused.error) == (3, ErrorCode.PLACE_NOT_LENT)
         place = hostile.ask()
         assert hostile.ask() == place, "a producer that asks twice has one place"
-        assert isinstance(hostile.peer.ask(Pushed(4, hostile.stream, place)), PushTaken)
-        hostile.peer.dealer.send(WithdrawAsk(hostile.stream).encode())
-        assert isinstance(hostile.peer.ask(Pushed(5, hostile.stream, place)), Refused)
+        assert isinstance(hostile.peer.ask(wire.Pushed(4, hostile.stream, place)), wire.PushTaken)
+        hostile.peer.dealer.send(wire.WithdrawAsk(hostile.stream).encode())
+        assert isinstance(hostile.peer.ask(wire.Pushed(5, hostile.stream, place)), wire.Refused)
     live = daemon.stream_status("not-lent")["live"]
     assert (live["pushed_samples"], live["refused_pushes"]) == (1, 3)
 
@@ -125,7 +114,7 @@ def test_lengths_that_cannot_be_make_a_bad_sample(daemon):
         for lengths in IMPOSSIBLE:
             place = hostile.ask()
             hostile.write(place, struct.pack("<2Q", *lengths) + os.urandom(4096))
-            assert isinstance(hostile.peer.ask(Pushed(3, hostile.stream, place)), PushTaken)
+            assert isinstance(hostile.peer.ask(wire.Pushed(3, hostile.stream, place)), wire.PushTaken)
             with next(reads) as batch:
                 assert batch["valid"].tolist() == [False], lengths
                 assert batch["image"].max() == 0

@@ -16,19 +16,8 @@ from batchd.runtime.limits import QUESTIONS_PER_TICK
 from batchd.runtime.tcp.connection_guard import BAN_S
 from batchd_client.errors import DaemonNotFound
 from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import messages as wire
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import (
-    TO_TRAINER_REMOTE,
-    AskStatus,
-    Greet,
-    Greeted,
-    Pull,
-    Refused,
-    Status,
-    Subscribe,
-    Subscribed,
-    Unsubscribe,
-)
 from support.good_trainers import good_trainers, private_bytes
 from support.hostile_streams import COMMAND, frame, introduce
 from support.network import free_port
@@ -50,8 +39,8 @@ def elsewhere():
 
 FLOODING = {
     "nonsense with pings": frame(b"\x91\x7f") * 20 + PING,
-    "pulls of nothing": frame(Pull(1, 0, False, 0, []).encode()),
-    "questions": frame(AskStatus(1).encode()),
+    "pulls of nothing": frame(wire.Pull(1, 0, False, 0, []).encode()),
+    "questions": frame(wire.AskStatus(1).encode()),
     "a message that never ends": frame(b"x", MORE),
     "a message of large frames that never ends": frame(bytes(60_000), MORE | 2),
     "pings": PING,
@@ -94,7 +83,7 @@ def zmq_dealer(daemon):
 def hear(dealer):
     """Return the next message; batches without their bytes."""
     assert dealer.poll(PATIENCE_S * 1000)
-    return TO_TRAINER_REMOTE.decode(dealer.recv_multipart()[0])
+    return wire.TO_TRAINER_REMOTE.decode(dealer.recv_multipart()[0])
 
 
 def closed(daemon):
@@ -113,7 +102,7 @@ def flood(daemon, part, *, greets, host, is_over=lambda: True):
     with connect(daemon, host) as connection:
         with suppress(ConnectionError, TimeoutError):
             if greets:
-                connection.sendall(frame(Greet(PROTOCOL_VERSION, "flood", 1, "").encode()))
+                connection.sendall(frame(wire.Greet(PROTOCOL_VERSION, "flood", 1, "").encode()))
             connection.settimeout(FLOOD_S)
             until_s = time.monotonic() + FLOOD_S
             while time.monotonic() < until_s:
@@ -150,7 +139,7 @@ def test_a_trickle_that_is_never_read_ends_too(daemon, words):
     """The speed does not matter: the unread bytes count."""
     host = elsewhere()
     with good_trainers(daemon) as good, connect(daemon, host) as connection:
-        connection.sendall(frame(Greet(PROTOCOL_VERSION, "trickle", 1, "").encode()))
+        connection.sendall(frame(wire.Greet(PROTOCOL_VERSION, "trickle", 1, "").encode()))
         before = private_bytes(daemon.pid)
         part = FLOODING[words] * max(1, 3_000 // len(FLOODING[words]))
         with suppress(ConnectionError):
@@ -166,20 +155,20 @@ def test_a_trickle_that_is_never_read_ends_too(daemon, words):
 def test_questions_are_answered_so_many_at_a_time(daemon):
     """The answers are long; the daemon refuses further queries, and the session continues."""
     with zmq_dealer(daemon) as dealer:
-        dealer.send(Greet(PROTOCOL_VERSION, "curious", 1, "").encode())
-        assert isinstance(hear(dealer), Greeted)
+        dealer.send(wire.Greet(PROTOCOL_VERSION, "curious", 1, "").encode())
+        assert isinstance(hear(dealer), wire.Greeted)
         began_s = time.monotonic()
         for number in range(1, 101):
-            dealer.send(AskStatus(number).encode())
+            dealer.send(wire.AskStatus(number).encode())
         answers = [hear(dealer) for _ in range(100)]
         ticks = 2 + (time.monotonic() - began_s) / TICK_S
-        put_off = [one for one in answers if isinstance(one, Refused)]
+        put_off = [one for one in answers if isinstance(one, wire.Refused)]
         assert QUESTIONS_PER_TICK <= 100 - len(put_off) <= ticks * QUESTIONS_PER_TICK
         assert {one.error for one in put_off} <= {ErrorCode.TOO_OFTEN}
 
         def answered():
-            dealer.send(AskStatus(101).encode())
-            return isinstance(hear(dealer), Status)
+            dealer.send(wire.AskStatus(101).encode())
+            return isinstance(hear(dealer), wire.Status)
 
         wait_until(answered, "the next tick has begun", every_s=TICK_S / QUESTIONS_PER_TICK)
 
@@ -187,22 +176,26 @@ def test_questions_are_answered_so_many_at_a_time(daemon):
 def test_a_session_has_so_many_claims_whatever_it_gives_up(daemon):
     """Ending unknown claims, or one claim twice, does not permit further claims."""
     with zmq_dealer(daemon) as dealer:
-        dealer.send(Greet(PROTOCOL_VERSION, "greedy", 1, "").encode())
+        dealer.send(wire.Greet(PROTOCOL_VERSION, "greedy", 1, "").encode())
         hear(dealer)
         admitted = []
         for number in range(1, SUBSCRIPTIONS_MAX + 10):
-            dealer.send(Subscribe(number, "photos", 0, 1, 1, 0, 0, None, None, is_spectator=True).encode())
-            dealer.send(Unsubscribe(1 << 40, 0).encode())
-            answer = next(one for one in iter(lambda: hear(dealer), None) if isinstance(one, Subscribed | Refused))
-            admitted.append(answer.subscription if isinstance(answer, Subscribed) else answer.error)
+            dealer.send(wire.Subscribe(number, "photos", 0, 1, 1, 0, 0, None, None, is_spectator=True).encode())
+            dealer.send(wire.Unsubscribe(1 << 40, 0).encode())
+            answer = next(
+                one for one in iter(lambda: hear(dealer), None) if isinstance(one, wire.Subscribed | wire.Refused)
+            )
+            admitted.append(answer.subscription if isinstance(answer, wire.Subscribed) else answer.error)
         assert admitted.index(ErrorCode.NOT_ALLOWED) == SUBSCRIPTIONS_MAX
         assert set(admitted[SUBSCRIPTIONS_MAX:]) == {ErrorCode.NOT_ALLOWED}
         for _ in range(3):
-            dealer.send(Unsubscribe(admitted[0], 0).encode())
+            dealer.send(wire.Unsubscribe(admitted[0], 0).encode())
         for number, admits in ((200, True), (201, False)):
-            dealer.send(Subscribe(number, "photos", 0, 1, 1, 0, 0, None, None, is_spectator=True).encode())
-            answer = next(one for one in iter(lambda: hear(dealer), None) if isinstance(one, Subscribed | Refused))
-            assert isinstance(answer, Subscribed) is admits
+            dealer.send(wire.Subscribe(number, "photos", 0, 1, 1, 0, 0, None, None, is_spectator=True).encode())
+            answer = next(
+                one for one in iter(lambda: hear(dealer), None) if isinstance(one, wire.Subscribed | wire.Refused)
+            )
+            assert isinstance(answer, wire.Subscribed) is admits
 
 
 def test_the_host_of_a_flood_is_refused_for_a_while(daemon):
@@ -211,7 +204,7 @@ def test_the_host_of_a_flood_is_refused_for_a_while(daemon):
     flood(daemon, FLOODING["questions"], greets=True, host=host)
     wait_until(lambda: lines_about(daemon, host), "it was disconnected")
     with suppress(ConnectionError), connect(daemon, host) as kept_out:
-        kept_out.sendall(frame(Greet(PROTOCOL_VERSION, "honest", 1, "").encode()))
+        kept_out.sendall(frame(wire.Greet(PROTOCOL_VERSION, "honest", 1, "").encode()))
         while kept_out.recv(1 << 10):
             pass
     with batchd_client.connect(daemon.tcp_address) as other:

@@ -15,16 +15,7 @@ import pytest
 import batchd as batchd_package
 import batchd_client
 from batchd.errors import ExitCode
-from batchd_client.errors import (
-    ForkedConnection,
-    PositionInvalid,
-    ProducerClosed,
-    PushNotLocal,
-    PushTimeout,
-    SampleInvalid,
-    StreamNotLive,
-    StreamUnknown,
-)
+from batchd_client import errors
 from support.commands import batchd
 from support.daemon_process import clean_environment
 from support.images import jpeg
@@ -194,7 +185,7 @@ def test_a_stopped_trainer_makes_producers_wait_and_nothing_is_dropped(daemon):
     """A put waits for room until its timeout; its error has the remedy."""
     with batchd_client.push("stopped", daemon.address) as producer:
         assert all(producer.put(frame(number)) for number in range(producer.capacity))
-        with pytest.raises(PushTimeout, match="32 in the mailbox"):
+        with pytest.raises(errors.PushTimeout, match="32 in the mailbox"):
             producer.put(frame(99), timeout_s=0.05)
         assert daemon.stream_status("stopped")["live"]["waiting_producers"] == 0
         with batchd_client.connect(daemon.address) as connection:
@@ -249,7 +240,7 @@ def test_a_saved_state_goes_on_at_its_position_or_behind_what_is_gone(daemon):
         assert seen == list(range(160))
         with closing(connection.stream("saved", state=state)) as stream:
             assert 0 < stream.step <= 40
-            with pytest.raises(PositionInvalid):
+            with pytest.raises(errors.PositionInvalid):
                 stream.seek(0, stream.steps + 1)
             assert read(stream, 50 - stream.step)[-1] == 199
 
@@ -261,7 +252,7 @@ def test_pushed_images_are_decoded_and_bad_ones_masked(daemon):
         assert producer.fields == {"image": "image", "label": "int32"}
         producer.put({"image": picture, "label": 1})
         producer.put({"image": b"no image at all", "label": np.int32(2)})
-        with pytest.raises(SampleInvalid, match="sample_bytes_max"):
+        with pytest.raises(errors.SampleInvalid, match="sample_bytes_max"):
             producer.put({"image": bytes(65 * 1024), "label": 1})
         batch = next(iter(connection.stream("images")))
         assert batch["valid"].tolist() == [True, False]
@@ -275,16 +266,16 @@ def test_pushed_images_are_decoded_and_bad_ones_masked(daemon):
 
 def test_a_push_into_a_stream_that_is_not_live_is_an_error(daemon):
     """The stream does not exist, reads files, or belongs to a daemon in the network."""
-    with pytest.raises(StreamUnknown, match=r"forked, .*photos"):
+    with pytest.raises(errors.StreamUnknown, match=r"forked, .*photos"):
         batchd_client.push("life", daemon.address)
-    with pytest.raises(StreamNotLive, match="photos"):
+    with pytest.raises(errors.StreamNotLive, match="photos"):
         batchd_client.push("photos", daemon.address)
-    with pytest.raises(PushNotLocal, match="tcp://"):
+    with pytest.raises(errors.PushNotLocal, match="tcp://"):
         batchd_client.push("refused", "tcp://127.0.0.1:7070")
     producer = batchd_client.push("refused", daemon.address)
     producer.close()
     producer.close()
-    with pytest.raises(ProducerClosed):
+    with pytest.raises(errors.ProducerClosed):
         producer.put(frame(1))
 
 
@@ -344,7 +335,7 @@ def test_a_forked_child_makes_a_producer_of_its_own(daemon):
             status = 1
             try:
                 producer.put(frame(1))
-            except ForkedConnection:
+            except errors.ForkedConnection:
                 status = 0
             finally:
                 os._exit(status)
@@ -433,7 +424,7 @@ def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full, tmp_pa
 )
 def test_a_sample_of_other_fields_is_refused_before_it_is_written(refused, changes):
     """The error names the field, its value and the required one."""
-    with pytest.raises(SampleInvalid, match=r"has to|cannot be"):
+    with pytest.raises(errors.SampleInvalid, match=r"has to|cannot be"):
         refused.put(frame(1) | changes)
     assert refused.statistics().pushed == 0
 

@@ -14,21 +14,7 @@ from batchd.core.actions import WithdrawOrder
 from batchd.core.events import HostLeaves, OrderFilled, StreamOpened, StreamRefused, WorkerDown, WorkerUp
 from batchd.core.rows import rows_of
 from batchd.data.pipeline.options import CONTENT_VERSION
-from batchd.pool.messages import (
-    INDEX_PART_BYTES,
-    INDEX_PARTS_AHEAD,
-    LINK_VERSION,
-    ORDERS_MAX,
-    AskIndex,
-    FillRows,
-    HostForget,
-    HostLimits,
-    HostQuarantine,
-    HostStorage,
-    Moved,
-    Register,
-    Rejected,
-)
+from batchd.pool import messages
 from batchd.runtime.keys import KeyDirectory
 from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.codes import ErrorCode
@@ -118,8 +104,15 @@ def test_a_worker_host_names_its_versions(gateway, start_host) -> None:
 
     register = gateway.admit()
 
-    assert register == Register(
-        LINK_VERSION, __version__, CONTENT_VERSION, "rack 7", socket.gethostname(), host.pid, 2, os.uname().machine
+    assert register == messages.Register(
+        messages.LINK_VERSION,
+        __version__,
+        CONTENT_VERSION,
+        "rack 7",
+        socket.gethostname(),
+        host.pid,
+        2,
+        os.uname().machine,
     )
     ups = [gateway.expect(WorkerUp) for _ in range(2)]
     assert {up.worker for up in ups} == {1, 2}
@@ -202,7 +195,7 @@ def test_a_cache_here_or_none_makes_the_same_bytes(gateway, start_host, opened, 
                 hits += rows.answer.work[11]
                 assert len(rows.answer.work[5]) > 1
         assert hits == (0 if not options or "1KiB" in options else 40)
-        gateway.send(HostForget(gateway.link, number))
+        gateway.send(messages.HostForget(gateway.link, number))
 
 
 def test_rows_name_the_parts_that_the_daemons_workers_have(gateway, start_host, opened, photos) -> None:
@@ -311,7 +304,7 @@ def test_the_folder_of_a_step_may_be_elsewhere_and_must_be_the_same(
     made = gateway.fill(stream, 0, 0, 0, 8).arrays["audio"]
 
     assert np.array_equal(made, rows)
-    gateway.send(HostForget(gateway.link, stream.number))
+    gateway.send(messages.HostForget(gateway.link, stream.number))
     (here / "b.wav").write_bytes((here / "a.wav").read_bytes())
     gateway.serve(stream)
     gateway.send_parts()
@@ -339,7 +332,7 @@ def test_users_functions_may_be_elsewhere_and_must_be_the_same(
     rows = gateway.fill(stream, 0, 0, 0, 8)
 
     assert np.array_equal(rows.arrays["image"], 255 - expected.arrays(0, 0)["image"])
-    gateway.send(HostForget(gateway.link, stream.number))
+    gateway.send(messages.HostForget(gateway.link, stream.number))
     (here / "my_steps.py").write_text("def fn(sample, rng):\n    return {'image': sample['image']}\n")
     gateway.serve(stream)
     gateway.send_parts()
@@ -368,7 +361,7 @@ def long_index(opened, tmp_path):
     names = [f"{LONG_NAME}/cat/{number % 3:05}.jpg {number % 5}\n" for number in range(LINES)]
     (tmp_path / "list.txt").write_text("".join(names))
     stream, expected = opened(list_stream(tmp_path / "list.txt", root))
-    assert len(index_of(stream)) > INDEX_PARTS_AHEAD * INDEX_PART_BYTES + 1
+    assert len(index_of(stream)) > messages.INDEX_PARTS_AHEAD * messages.INDEX_PART_BYTES + 1
     return stream, expected
 
 
@@ -379,7 +372,7 @@ def test_an_index_is_kept_for_the_next_start(gateway, start_host, long_index) ->
         host = start_host()
         gateway.admit()
         gateway.serve(stream)
-        parts = -(-len(index_of(stream)) // INDEX_PART_BYTES)
+        parts = -(-len(index_of(stream)) // messages.INDEX_PART_BYTES)
         assert gateway.send_parts() == (0 if starts else parts)
         assert gateway.expect(StreamOpened).stream == stream.number
         assert same_rows(gateway.fill(stream, 0, 1000, 0, 8), expected, 0, 1000, 0, 8)
@@ -399,10 +392,10 @@ def test_a_worker_host_asks_for_few_parts_ahead(gateway, start_host, long_index)
     gateway.admit()
     gateway.serve(stream)
 
-    offsets = [gateway.expect(AskIndex).offset for _ in range(INDEX_PARTS_AHEAD)]
+    offsets = [gateway.expect(messages.AskIndex).offset for _ in range(messages.INDEX_PARTS_AHEAD)]
 
-    assert offsets == [part * INDEX_PART_BYTES for part in range(INDEX_PARTS_AHEAD)]
-    assert not gateway.hears(AskIndex, 0.3)
+    assert offsets == [part * messages.INDEX_PART_BYTES for part in range(messages.INDEX_PARTS_AHEAD)]
+    assert not gateway.hears(messages.AskIndex, 0.3)
 
 
 def test_an_index_that_is_interrupted_goes_on_where_it_was(gateway, start_host, long_index) -> None:
@@ -412,14 +405,14 @@ def test_an_index_that_is_interrupted_goes_on_where_it_was(gateway, start_host, 
     gateway.admit()
     gateway.serve(stream)
     gateway.send_parts(2)
-    while gateway.expect(AskIndex).offset < 5 * INDEX_PART_BYTES:  # it asks once it has both
+    while gateway.expect(messages.AskIndex).offset < 5 * messages.INDEX_PART_BYTES:  # it asks once it has both
         pass
     gateway.close()
     gateway.open()
     gateway.admit()
     gateway.serve(stream)
 
-    assert gateway.send_parts() == -(-len(index_of(stream)) // INDEX_PART_BYTES) - 2
+    assert gateway.send_parts() == -(-len(index_of(stream)) // messages.INDEX_PART_BYTES) - 2
     assert gateway.expect(StreamOpened).stream == stream.number
     assert same_rows(gateway.fill(stream, 0, 7, 0, 8), expected, 0, 7, 0, 8)
 
@@ -530,7 +523,7 @@ def test_a_worker_that_is_stuck_is_killed(gateway, start_host, stream, is_told_l
     gateway.admit(**({} if is_told_later else {"sample_timeout_s": 1.0}))
     gateway.opened(stream)
     if is_told_later:
-        gateway.send(HostLimits(gateway.link, 1.0))
+        gateway.send(messages.HostLimits(gateway.link, 1.0))
     worker = gateway.a_worker()
     gateway.fill(stream, 0, 0, 0, 1)
     (pid,) = host.worker_pids()
@@ -555,7 +548,7 @@ def test_quarantined_samples_are_bad_without_decoding(gateway, start_host, opene
     gateway.expect(StreamOpened)
 
     assert [one[0] for one in gateway.fill(stream, 0, 0, 0, 8).answer.bad] == [first]
-    gateway.send(HostQuarantine(gateway.link, stream.number, [second]))
+    gateway.send(messages.HostQuarantine(gateway.link, stream.number, [second]))
     rows = gateway.fill(stream, 0, 0, 0, 8)
 
     assert [one[0] for one in rows.answer.bad] == [first, second]
@@ -577,8 +570,8 @@ def test_a_stream_that_ends_leaves_nothing_open(gateway, start_host, opened, pho
     gateway.fill(stream, 0, 0, 0, 8)
     assert len(held()) > 1
 
-    gateway.send(HostForget(gateway.link, stream.number))
-    gateway.send(HostStorage(gateway.link, (1000, 1, 2000)))
+    gateway.send(messages.HostForget(gateway.link, stream.number))
+    gateway.send(messages.HostStorage(gateway.link, (1000, 1, 2000)))
 
     wait_until(lambda: not held(), "index and rows are closed")
     again, expected = opened(folder_stream(photos), number=2)
@@ -638,7 +631,7 @@ def test_an_order_that_cannot_be_ends_the_link(gateway, start_host, stream) -> N
         "too many rows": (stream.number, [(0, 9)], 1),
         "a row twice": (stream.number, [(0, 2), (1, 1)], 1),
         "an unknown stream": (9, [(0, 8)], 1),
-        "too many orders": (stream.number, [(0, 8)], WorkerProcesses.kind.orders_max + ORDERS_MAX + 1),
+        "too many orders": (stream.number, [(0, 8)], WorkerProcesses.kind.orders_max + messages.ORDERS_MAX + 1),
     }
     for ended, (number, runs, orders) in enumerate(impossible.values(), 1):
         gateway.admit()
@@ -647,7 +640,7 @@ def test_an_order_that_cannot_be_ends_the_link(gateway, start_host, stream) -> N
         gateway.fill(stream, 0, 0, 0, 1)
         stop_worker(*host.worker_pids())
         for order in range(100, 100 + orders):
-            gateway.send(FillRows(gateway.link, worker, order, number, 0, 0, runs))
+            gateway.send(messages.FillRows(gateway.link, worker, order, number, 0, 0, runs))
         wait_until(lambda: host.log.count("an invalid order") == ended, "the worker host ends the link")  # noqa: B023
         for pid in host.worker_pids():
             os.kill(pid, signal.SIGCONT)
@@ -660,8 +653,8 @@ def test_messages_of_a_former_link_are_ignored(gateway, start_host, stream) -> N
     gateway.opened(stream)
     worker = gateway.a_worker()
 
-    gateway.send(FillRows(gateway.link + 7, worker, 1, stream.number, 0, 0, [(0, 8)]))
-    gateway.send(HostForget(gateway.link + 7, stream.number))
+    gateway.send(messages.FillRows(gateway.link + 7, worker, 1, stream.number, 0, 0, [(0, 8)]))
+    gateway.send(messages.HostForget(gateway.link + 7, stream.number))
 
     assert not gateway.hears(OrderFilled, 0.3)
     assert gateway.fill(stream, 0, 0, 0, 8).arrays is not None
@@ -694,8 +687,8 @@ def test_a_link_that_is_closed_for_good_ends_the_program(gateway, start_host) ->
 def test_a_worker_host_that_is_refused_for_good_ends(gateway, start_host, code, status) -> None:
     """It prints the gateway's sentence."""
     host = start_host()
-    gateway.expect(Register)
-    gateway.send(Rejected(int(code), "it has batchd 0.1 and you have 0.2", is_final=True))
+    gateway.expect(messages.Register)
+    gateway.send(messages.Rejected(int(code), "it has batchd 0.1 and you have 0.2", is_final=True))
 
     assert host.wait() == status
     assert "refuses this host: it has batchd 0.1 and you have 0.2" in host.log
@@ -704,8 +697,8 @@ def test_a_worker_host_that_is_refused_for_good_ends(gateway, start_host, code, 
 def test_a_worker_host_that_is_refused_for_now_tries_again(gateway, start_host) -> None:
     """The reason is too many hosts, for example."""
     host = start_host()
-    gateway.expect(Register)
-    gateway.send(Rejected(int(ErrorCode.TOO_MANY_SESSIONS), "too many links", is_final=False))
+    gateway.expect(messages.Register)
+    gateway.send(messages.Rejected(int(ErrorCode.TOO_MANY_SESSIONS), "too many links", is_final=False))
 
     gateway.admit()
 
@@ -724,8 +717,8 @@ def second(gateway):
 
 def moves(gateway, host_gateway: int, not_at: list[int]) -> None:
     """Send the next worker host to another gateway, after it has named those that refused it."""
-    assert gateway.expect(Register).not_at == not_at
-    gateway.send(Moved(host_gateway))
+    assert gateway.expect(messages.Register).not_at == not_at
+    gateway.send(messages.Moved(host_gateway))
 
 
 def test_a_worker_host_registers_where_it_is_sent(gateway, second, start_host, stream) -> None:
@@ -754,8 +747,8 @@ def test_a_worker_host_that_is_not_admitted_elsewhere_returns_to_the_first_gatew
     host = start_host()
     moves(gateway, 1, [])
     if what == "refuses":
-        second.expect(Register)
-        second.send(Rejected(int(ErrorCode.NOT_ALLOWED), "too many links", is_final=False))
+        second.expect(messages.Register)
+        second.send(messages.Rejected(int(ErrorCode.NOT_ALLOWED), "too many links", is_final=False))
 
     assert gateway.admit().not_at == [1]
 

@@ -32,29 +32,11 @@ from typing import Self
 import zmq
 
 from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import messages as wire
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import HEADER_BYTES
-from batchd_wire.messages import (
-    TO_DAEMON,
-    TO_DAEMON_LIFELINE,
-    AskBad,
-    AskStatus,
-    AskWritable,
-    BadSamples,
-    Handle,
-    Hello,
-    Open,
-    Opened,
-    Pull,
-    Refused,
-    SlotShared,
-    Status,
-    Subscribe,
-    Unsubscribe,
-    Welcome,
-)
 from batchd_wire.runtime import RuntimeDirectory, runtime_directory
 from batchd_wire.slot import SlotHeader
 from support.fake_stream import FakeSession, FakeSlot, FakeStream, FakeSubscription
@@ -166,10 +148,10 @@ class FakeDaemon:
 
         Inside the daemon's thread only.
         """
-        if not isinstance(message, Pull) or not message.waiting:
+        if not isinstance(message, wire.Pull) or not message.waiting:
             return False
         self._pull(session, message)
-        self.send(session, Refused(0, message.subscription, error, text))
+        self.send(session, wire.Refused(0, message.subscription, error, text))
         return True
 
     def grant_up_to(self, total: int) -> None:
@@ -208,7 +190,7 @@ class FakeDaemon:
             self._hear(session)
         if self._router in ready:
             routing, data = self._router.recv_multipart()
-            self._take(routing, TO_DAEMON.decode(data))
+            self._take(routing, wire.TO_DAEMON.decode(data))
         return True
 
     def _close(self) -> None:
@@ -229,7 +211,7 @@ class FakeDaemon:
 
     def _hear(self, session: FakeSession) -> None:
         try:
-            message, _ = receive_message(session.lifeline, TO_DAEMON_LIFELINE)
+            message, _ = receive_message(session.lifeline, wire.TO_DAEMON_LIFELINE)
         except ChannelClosed:
             self._poller.unregister(session.lifeline)
             session.lifeline.close()
@@ -241,13 +223,13 @@ class FakeDaemon:
             self.grant_all()
             return
         self.heard.append(message)
-        if isinstance(message, AskWritable):
+        if isinstance(message, wire.AskWritable):
             session.wants_writable = True
         elif not self._is_answered(session, message):
-            assert isinstance(message, Hello)
+            assert isinstance(message, wire.Hello)
             session.secret = secrets.token_bytes(16)
             with suppress(ChannelClosed):
-                send_message(session.lifeline, Welcome(PROTOCOL_VERSION, session.secret))
+                send_message(session.lifeline, wire.Welcome(PROTOCOL_VERSION, session.secret))
 
     def _is_answered(self, session: FakeSession, message: Message) -> bool:
         """Let the test answer; its client may have disconnected meanwhile."""
@@ -257,7 +239,7 @@ class FakeDaemon:
             return True
 
     def _take(self, routing: bytes, message: Message) -> None:
-        if isinstance(message, Open):
+        if isinstance(message, wire.Open):
             for one in self.sessions:
                 one.routing = routing if one.secret == message.secret else one.routing
         session = next((one for one in self.sessions if one.routing == routing), None)
@@ -271,23 +253,23 @@ class FakeDaemon:
 
     def _obey(self, session: FakeSession, message: Message) -> None:
         match message:
-            case Open():
-                self.send(session, Opened("fake"))
-            case Subscribe():
+            case wire.Open():
+                self.send(session, wire.Opened("fake"))
+            case wire.Subscribe():
                 self._subscribe(session, message)
-            case Pull():
+            case wire.Pull():
                 self._pull(session, message)
-            case Unsubscribe(subscription=number, consumed=consumed):
+            case wire.Unsubscribe(subscription=number, consumed=consumed):
                 subscription = session.subscriptions[number]
                 subscription.ended = True
                 for sequence in [one for one in subscription.leases if one >= consumed]:
                     self._end_lease(subscription, sequence)
-            case AskStatus(request=request):
-                self.send(session, Status(request, self.plain_status))
-            case AskBad(request=request):
-                self.send(session, BadSamples(request, 1, [(7, "cat/7.jpg", "empty file", 2)]))
+            case wire.AskStatus(request=request):
+                self.send(session, wire.Status(request, self.plain_status))
+            case wire.AskBad(request=request):
+                self.send(session, wire.BadSamples(request, 1, [(7, "cat/7.jpg", "empty file", 2)]))
 
-    def _subscribe(self, session: FakeSession, asked: Subscribe) -> None:
+    def _subscribe(self, session: FakeSession, asked: wire.Subscribe) -> None:
         stream, refusal = self.stream, None
         if asked.stream != stream.name:
             refusal = ErrorCode.UNKNOWN_STREAM, f"there is no stream {asked.stream!r}; there are {stream.name!r}"
@@ -296,14 +278,14 @@ class FakeDaemon:
         elif asked.step > stream.steps:
             refusal = ErrorCode.POSITION_OUT_OF_RANGE, f"step {asked.step} of {stream.steps}"
         if refusal is not None:
-            self.send(session, Refused(asked.request, 0, *refusal))
+            self.send(session, wire.Refused(asked.request, 0, *refusal))
             return
         number = next(self._numbers)
         subscription = FakeSubscription(number, asked, stream.positions(asked), asked.window or stream.window)
         session.subscriptions[number] = subscription
         self.send(session, stream.admit(asked, number))
 
-    def _pull(self, session: FakeSession, pull: Pull) -> None:
+    def _pull(self, session: FakeSession, pull: wire.Pull) -> None:
         subscription = session.subscriptions[pull.subscription]
         for sequence, generation in pull.released:
             lease = subscription.leases.get(sequence)
@@ -340,7 +322,9 @@ class FakeDaemon:
             subscription.waiting = False
             subscription.consumed = subscription.granted
         self._share(session, slot)
-        handle = Handle(subscription.number, sequence, *position, slot.number, slot.generation, 0, self.stream.rows)
+        handle = wire.Handle(
+            subscription.number, sequence, *position, slot.number, slot.generation, 0, self.stream.rows
+        )
         self.send(session, handle)
         return True
 
@@ -367,7 +351,7 @@ class FakeDaemon:
         shared = os.open(f"/proc/self/fd/{slot.descriptor}", mode | os.O_CLOEXEC)
         number, slot_bytes, descriptor = self.alter_slot(slot.number, self.stream.layout.slot_bytes, shared)
         with suppress(ChannelClosed):  # its end of file is read next
-            send_message(session.lifeline, SlotShared(number, slot_bytes), (descriptor,))
+            send_message(session.lifeline, wire.SlotShared(number, slot_bytes), (descriptor,))
         for each in {shared, descriptor}:
             os.close(each)
 
@@ -388,4 +372,4 @@ def spoilt(page: bytearray) -> bytearray:
 
 def altered_handle(**changes: int) -> Callable[[Message], Message]:
     """For ``alter``: change fields of every handle."""
-    return lambda message: replace(message, **changes) if isinstance(message, Handle) else message
+    return lambda message: replace(message, **changes) if isinstance(message, wire.Handle) else message

@@ -22,17 +22,7 @@ from batchd.config.load import load_config
 from batchd.core.events import LinkClosed, OrderFilled, StreamOpened, StreamRefused, WorkerDown, WorkerUp
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
-from batchd.pool.messages import (
-    INDEX_PART_BYTES,
-    ROW_FRAME_BYTES,
-    TO_GATEWAY_FROM_HOST,
-    Admitted,
-    AskIndex,
-    FillRows,
-    HostServe,
-    IndexPart,
-    Register,
-)
+from batchd.pool import messages
 from batchd.runtime.keys import KeyDirectory
 from batchd.runtime.tcp.router import RouterLimits, TcpRouter
 from batchd.stream.rings import plan_rings
@@ -162,7 +152,7 @@ class FakeGateway:
         while self._zeromq.socket.poll(0):
             routing, first, *frames = self._zeromq.socket.recv_multipart()
             self.routing = routing
-            message = TO_GATEWAY_FROM_HOST.decode(first)
+            message = messages.TO_GATEWAY_FROM_HOST.decode(first)
             if isinstance(message, WorkerUp):
                 self.workers.add(message.worker)
             elif isinstance(message, WorkerDown):
@@ -171,13 +161,13 @@ class FakeGateway:
 
     # --- a gateway's actions ----------------------------------------------------------------------
 
-    def admit(self, sample_timeout_s: float = SAMPLE_TIMEOUT_S) -> Register:
+    def admit(self, sample_timeout_s: float = SAMPLE_TIMEOUT_S) -> messages.Register:
         """Admit the next worker host."""
-        register = self.expect(Register)
+        register = self.expect(messages.Register)
         self.link += 1
         self.workers.clear()
         self._queue.clear()
-        self.send(Admitted(self.link, sample_timeout_s))
+        self.send(messages.Admitted(self.link, sample_timeout_s))
         return register
 
     def serve(self, stream: ServedStream, quarantined: tuple[int, ...] = ()) -> None:
@@ -187,17 +177,17 @@ class FakeGateway:
         self._indexes[digest] = index
         rows = min(stream.message.batch_size, CHUNK_ROWS_MAX)
         self._layouts[stream.number] = place_fields(stream.layout.fields, rows)
-        self.send(HostServe(self.link, stream.message.encode(), digest, len(index), list(quarantined)))
+        self.send(messages.HostServe(self.link, stream.message.encode(), digest, len(index), list(quarantined)))
 
     def send_parts(self, most: int = 1 << 30) -> int:
         """Send at most this many requested parts of an index, until one index is opened."""
         for sent in range(most):
-            while not self.hears(AskIndex, 0.1):
+            while not self.hears(messages.AskIndex, 0.1):
                 if any(isinstance(one, StreamOpened | StreamRefused) for one, _ in self._queue):
                     return sent
-            asked = self.expect(AskIndex)
-            part = self._indexes[asked.digest][asked.offset : asked.offset + INDEX_PART_BYTES]
-            self.send(IndexPart(self.link, asked.digest, asked.offset), part)
+            asked = self.expect(messages.AskIndex)
+            part = self._indexes[asked.digest][asked.offset : asked.offset + messages.INDEX_PART_BYTES]
+            self.send(messages.IndexPart(self.link, asked.digest, asked.offset), part)
         return most
 
     def opened(self, stream: ServedStream) -> None:
@@ -212,20 +202,22 @@ class FakeGateway:
             self._pump(0.1)
         return min(self.workers)
 
-    def order(self, stream: ServedStream, epoch: int, step: int, first: int, count: int, worker: int = 0) -> FillRows:
+    def order(
+        self, stream: ServedStream, epoch: int, step: int, first: int, count: int, worker: int = 0
+    ) -> messages.FillRows:
         """Order rows from this worker, or from any worker."""
         return self.order_runs(stream, epoch, step, [(first, count)], worker)
 
     def order_runs(
         self, stream: ServedStream, epoch: int, step: int, runs: list[tuple[int, int]], worker: int = 0
-    ) -> FillRows:
+    ) -> messages.FillRows:
         """Order rows with gaps."""
         self._orders += 1
-        fill = FillRows(self.link, worker or self.a_worker(), self._orders, stream.number, epoch, step, runs)
+        fill = messages.FillRows(self.link, worker or self.a_worker(), self._orders, stream.number, epoch, step, runs)
         self.send(fill)
         return fill
 
-    def rows(self, fill: FillRows) -> Rows:
+    def rows(self, fill: messages.FillRows) -> Rows:
         """Return the answer to an order; no other answer may precede it."""
         answer = self.expect(OrderFilled)
         assert (answer.link, answer.worker, answer.order) == (self.link, fill.worker, fill.order)
@@ -247,7 +239,7 @@ class FakeGateway:
         self.send(LinkClosed(self.link, reason, is_final))
 
     def _rows(self, answer: OrderFilled, layout: SlotLayout, count: int) -> Rows:
-        spans = list(pieces(layout, 0, count, ROW_FRAME_BYTES))
+        spans = list(pieces(layout, 0, count, messages.ROW_FRAME_BYTES))
         assert [len(frame) for frame in self.frames] == [end - start for start, end in spans]
         page = bytearray(layout.slot_bytes)
         for (start, end), frame in zip(spans, self.frames, strict=True):

@@ -17,20 +17,8 @@ from typing import Self
 
 import zmq
 
+from batchd_wire import messages as wire
 from batchd_wire.codec import MalformedMessage, Message
-from batchd_wire.messages import (
-    TO_DAEMON_REMOTE,
-    AskBad,
-    AskStatus,
-    BadSamples,
-    Greet,
-    Greeted,
-    Parcel,
-    Pull,
-    Status,
-    Subscribe,
-    Unsubscribe,
-)
 from batchd_wire.tcp import pieces
 from support.fake_stream import FakeStream
 
@@ -82,26 +70,26 @@ class FakeRemoteDaemon:
             if self._router.poll(TURN_MS):
                 routing, *frames = self._router.recv_multipart()
                 with suppress(MalformedMessage):
-                    self._obey(routing, TO_DAEMON_REMOTE.decode(frames[0]))
+                    self._obey(routing, wire.TO_DAEMON_REMOTE.decode(frames[0]))
 
     def _obey(self, routing: bytes, message: Message) -> None:
         match message:
-            case Greet():
-                self._send(routing, Greeted("fake", "", bytes(16)))
-            case Subscribe():
+            case wire.Greet():
+                self._send(routing, wire.Greeted("fake", "", bytes(16)))
+            case wire.Subscribe():
                 self._numbers += 1
                 window = message.window or self.stream.window
                 self._claims[routing, self._numbers] = _Claim(self.stream.positions(message), window)
                 self._send(routing, self.stream.admit(message, self._numbers))
-            case Unsubscribe(subscription=number):
+            case wire.Unsubscribe(subscription=number):
                 self._claims.pop((routing, number), None)
-            case AskStatus(request=request):
-                self._send(routing, Status(request, {"version": "fake"}))
-            case AskBad(request=request):
-                self._send(routing, BadSamples(request, 1, [(7, "cat/7.jpg", "empty file", 2)]))
-        if isinstance(message, Subscribe):
+            case wire.AskStatus(request=request):
+                self._send(routing, wire.Status(request, {"version": "fake"}))
+            case wire.AskBad(request=request):
+                self._send(routing, wire.BadSamples(request, 1, [(7, "cat/7.jpg", "empty file", 2)]))
+        if isinstance(message, wire.Subscribe):
             self._deliver(routing, self._numbers, 0)
-        elif isinstance(message, Pull):
+        elif isinstance(message, wire.Pull):
             self._deliver(routing, message.subscription, message.consumed)
 
     def _deliver(self, routing: bytes, number: int, consumed: int) -> None:
@@ -111,7 +99,7 @@ class FakeRemoteDaemon:
             if position is None:
                 return
             page = bytes(self.stream.page(*position))
-            parcel = Parcel(number, claim.sent, *position, 1, 0, self.stream.rows, 0, 1)
+            parcel = wire.Parcel(number, claim.sent, *position, 1, 0, self.stream.rows, 0, 1)
             claim.sent += 1
             self._send(
                 routing, parcel, *(page[start:end] for start, end in pieces(self.stream.layout, 0, self.stream.rows))

@@ -22,21 +22,7 @@ import zmq
 from batchd.core.events import LinkBegun, OrderFilled, WorkerUp
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.options import CONTENT_VERSION
-from batchd.pool.messages import (
-    LINK_VERSION,
-    ROW_FRAME_BYTES,
-    TO_DAEMON_FROM_GATEWAY,
-    TO_HOST,
-    Admitted,
-    FillRows,
-    GatewayReady,
-    LinkTraffic,
-    PoolRules,
-    Register,
-    SlotOrder,
-    Together,
-    messages_in,
-)
+from batchd.pool import messages
 from batchd.runtime.child_log import ChildLogged
 from batchd.runtime.children import start_linked
 from batchd.runtime.failpoints import VARIABLE
@@ -54,7 +40,7 @@ SIZES = sizes_field(TEXT)
 assert SIZES is not None
 LAYOUT = place_fields((IMAGE, Field("label", "int64", ()), TEXT, SIZES, CHECKSUM), 16)
 """A row of 360 kB: three of them take more than one frame."""
-RULES = PoolRules(sample_timeout_s=30.0, links_max=8, links_per_key=4)
+RULES = messages.PoolRules(sample_timeout_s=30.0, links_max=8, links_per_key=4)
 RECIPE = SampleRecipe(7, {"kind": "files"}, [("image", "bytes")], [], 0, 1 << 20, [], [], [], [], [])
 
 M = TypeVar("M", bound=Message)
@@ -65,9 +51,9 @@ def serve_message(stream: int = 1, name: str = "photos", layout: SlotLayout = LA
     return ServeStream(stream, name, RECIPE, 1000, 16, True, "substitute", (1, 2, 3), layout.to_wire(), "off", {})
 
 
-def slot_order(fill: FillRows, slot: int = 5, *, is_proof: bool = False) -> SlotOrder:
+def slot_order(fill: messages.FillRows, slot: int = 5, *, is_proof: bool = False) -> messages.SlotOrder:
     """An order, as the daemon gives it to a gateway."""
-    return SlotOrder(fill.encode(), slot, is_proof)
+    return messages.SlotOrder(fill.encode(), slot, is_proof)
 
 
 def index_descriptor(content: bytes) -> int:
@@ -87,7 +73,7 @@ def random_rows(count: int, seed: int = 0, layout: SlotLayout = LAYOUT) -> bytea
 
 def frames_of(page: bytearray, first: int, count: int, layout: SlotLayout = LAYOUT) -> list[bytes]:
     """Rows of a slot as frames of a message."""
-    return [bytes(page[start:end]) for start, end in pieces(layout, first, count, ROW_FRAME_BYTES)]
+    return [bytes(page[start:end]) for start, end in pieces(layout, first, count, messages.ROW_FRAME_BYTES)]
 
 
 class Slot:
@@ -143,12 +129,12 @@ class WorkerHost:
     def _receive(self) -> None:
         assert self.socket.poll(PATIENCE_S * 1000), "the gateway sends nothing"
         head, *frames = self.socket.recv_multipart()
-        received = TO_HOST.decode(head)
-        if isinstance(received, Together):
+        received = messages.TO_HOST.decode(head)
+        if isinstance(received, messages.Together):
             self.together.append(len(received.messages))
-        for message in messages_in(received, TO_HOST):
+        for message in messages.messages_in(received, messages.TO_HOST):
             self._heard.append((message, frames))
-            if isinstance(message, FillRows):
+            if isinstance(message, messages.FillRows):
                 self._ordered.add((message.worker, message.order))
 
     def hear(self, kind: type[M]) -> M:
@@ -160,7 +146,7 @@ class WorkerHost:
     def asks_to_register(self, **differently: Any) -> Self:
         """Send a registration."""
         registered = {
-            "version": LINK_VERSION,
+            "version": messages.LINK_VERSION,
             "batchd": "1.2.3",
             "content_version": CONTENT_VERSION,
             "name": "pod-1",
@@ -169,14 +155,14 @@ class WorkerHost:
             "workers": 4,
             "machine": "x86_64",
         }
-        self.send(Register(**{**registered, **differently}))
+        self.send(messages.Register(**{**registered, **differently}))
         return self
 
     def register(self, **differently: Any) -> Message:
         """Register, and return the answer."""
         self.asks_to_register(**differently)
         answer, _frames = self.hear_all()
-        if isinstance(answer, Admitted):
+        if isinstance(answer, messages.Admitted):
             self.link = answer.link
         return answer
 
@@ -199,13 +185,15 @@ class WorkerHost:
 class GatewayProcess:
     """See the module docstring. It has one stream, number 1, and one slot, number 5."""
 
-    def __init__(self, keys_dir: Path | None = None, rules: PoolRules | None = RULES, faults: str = "") -> None:
+    def __init__(
+        self, keys_dir: Path | None = None, rules: messages.PoolRules | None = RULES, faults: str = ""
+    ) -> None:
         self._keys_dir = keys_dir
         self._environment = {VARIABLE: faults or None}
         self._rules = rules
         self._stack = ExitStack()
         self.logged: list[ChildLogged] = []
-        self.traffic: list[LinkTraffic] = []
+        self.traffic: list[messages.LinkTraffic] = []
         self.together: list[int] = []
         """The number of messages in each ``Together`` so far."""
         self._heard: deque[Message] = deque()
@@ -216,7 +204,7 @@ class GatewayProcess:
         self._stack.callback(self.child.end)
         self._stack.enter_context(self.channel)
         self.channel.settimeout(PATIENCE_S)
-        self.port = self.hear(GatewayReady).port
+        self.port = self.hear(messages.GatewayReady).port
         if self._rules is not None:
             self.send(self._rules)
         self._context = self._stack.enter_context(zmq.Context())
@@ -239,17 +227,17 @@ class GatewayProcess:
             message = self._next()
             if isinstance(message, ChildLogged):
                 self.logged.append(message)
-            elif isinstance(message, LinkTraffic):
+            elif isinstance(message, messages.LinkTraffic):
                 self.traffic.append(message)
             else:
                 return message
 
     def _next(self) -> Message:
         if not self._heard:
-            received, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
-            if isinstance(received, Together):
+            received, _descriptors = receive_message(self.channel, messages.TO_DAEMON_FROM_GATEWAY)
+            if isinstance(received, messages.Together):
                 self.together.append(len(received.messages))
-            self._heard += messages_in(received, TO_DAEMON_FROM_GATEWAY)
+            self._heard += messages.messages_in(received, messages.TO_DAEMON_FROM_GATEWAY)
         return self._heard.popleft()
 
     def hear(self, kind: type[M]) -> M:
@@ -274,17 +262,17 @@ class GatewayProcess:
         """Wait for a line of the log; no other message may precede it."""
         while not (found := [line for line in self.logged if line.event == event]):
             message = self._next()
-            assert isinstance(message, ChildLogged | LinkTraffic), message
+            assert isinstance(message, ChildLogged | messages.LinkTraffic), message
             if isinstance(message, ChildLogged):
                 self.logged.append(message)
         return found[0]
 
-    def hear_traffic(self) -> LinkTraffic:
+    def hear_traffic(self) -> messages.LinkTraffic:
         """Wait for traffic that was not reported yet."""
         while not self.traffic:
             message = self._next()
-            assert isinstance(message, LinkTraffic | ChildLogged), message
-            if isinstance(message, LinkTraffic):
+            assert isinstance(message, messages.LinkTraffic | ChildLogged), message
+            if isinstance(message, messages.LinkTraffic):
                 self.traffic.append(message)
         return self.traffic.pop(0)
 
@@ -308,7 +296,7 @@ class GatewayProcess:
         """Create a worker host that has registered, with workers 0 and so on."""
         host = self.host(key, source)
         answer = host.register()
-        assert isinstance(answer, Admitted), answer
+        assert isinstance(answer, messages.Admitted), answer
         self.hear_of(host.link, LinkBegun)
         for worker in range(workers):
             host.send(WorkerUp(host.link, worker, "libjpeg 3"))
@@ -317,15 +305,15 @@ class GatewayProcess:
 
     def fill(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5, worker: int = 0) -> None:
         """Send an order."""
-        self.send(slot_order(FillRows(host.link, worker, order, 1, 0, 3, [(first, count)]), slot))
+        self.send(slot_order(messages.FillRows(host.link, worker, order, 1, 0, 3, [(first, count)]), slot))
 
-    def fill_together(self, *fills: FillRows) -> None:
+    def fill_together(self, *fills: messages.FillRows) -> None:
         """Send orders as the daemon sends those of one round of its loop."""
-        self.send(Together([slot_order(fill).encode() for fill in fills]))
+        self.send(messages.Together([slot_order(fill).encode() for fill in fills]))
 
     def prove(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5) -> None:
         """Send an order whose rows are compared."""
-        self.send(slot_order(FillRows(host.link, 0, order, 1, 0, 3, [(first, count)]), slot, is_proof=True))
+        self.send(slot_order(messages.FillRows(host.link, 0, order, 1, 0, 3, [(first, count)]), slot, is_proof=True))
 
     def has_ended(self) -> bool:
         """Whether the channel ends with the next read."""

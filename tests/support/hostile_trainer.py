@@ -29,26 +29,10 @@ import batchd_client
 from batchd.core.admission import SUBSCRIPTIONS_MAX
 from batchd.runtime.limits import MESSAGE_BYTES_MAX
 from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import messages as wire
 from batchd_wire.channel import send_message
 from batchd_wire.codec import ITEMS_MAX, Message, Vocabulary
 from batchd_wire.keys import read_connection_key
-from batchd_wire.messages import (
-    TO_DAEMON,
-    TO_DAEMON_LIFELINE,
-    TO_DAEMON_REMOTE,
-    Greet,
-    Greeted,
-    Handle,
-    Handles,
-    Hello,
-    Parcel,
-    Produce,
-    Producing,
-    Pull,
-    Refused,
-    Subscribe,
-    Subscribed,
-)
 from batchd_wire.reports import PULL_REPORTS
 from support.hostile_messages import kinds_of, parts_of, without_none
 from support.producers import frame
@@ -98,15 +82,15 @@ class Session(ABC):
     def learn(self, data: bytes) -> None:
         """Note what a message of the daemon says."""
         code, *fields = msgpack.unpackb(data)
-        if code == Subscribed.code:
+        if code == wire.Subscribed.code:
             self.granted[fields[1]] = 0
-        elif code == Producing.code:
+        elif code == wire.Producing.code:
             self.producing.append(fields[1])
-        elif code == Refused.code:
+        elif code == wire.Refused.code:
             self.refused.add(fields[0])
             self.granted.pop(fields[1], None)
-        elif code in {Handle.code, Parcel.code, Handles.code}:
-            for subscription, sequence, *_rest in fields[0] if code == Handles.code else [fields]:
+        elif code in {wire.Handle.code, wire.Parcel.code, wire.Handles.code}:
+            for subscription, sequence, *_rest in fields[0] if code == wire.Handles.code else [fields]:
                 if subscription in self.granted:
                     self.granted[subscription] = sequence + 1
 
@@ -145,9 +129,9 @@ class RemoteSession(Session):
         self._context = zmq.Context()
         self._dealer = connected(self._context, address, key_file)
         self._unread_bytes, self._requests = 0, NOWHERE
-        self._dealer.send(Greet(PROTOCOL_VERSION, "hostile", 1, "").encode())
+        self._dealer.send(wire.Greet(PROTOCOL_VERSION, "hostile", 1, "").encode())
         assert self._dealer.poll(PATIENCE_S * 1000), "no answer to a greeting"
-        assert msgpack.unpackb(self._dealer.recv())[0] == Greeted.code
+        assert msgpack.unpackb(self._dealer.recv())[0] == wire.Greeted.code
 
     def __enter__(self) -> Self:
         return self
@@ -189,9 +173,9 @@ def connected(context: "zmq.Context[Any]", address: str, key_file: Path) -> "zmq
     return dealer
 
 
-def subscribe(stream: str, request: int, epoch: int) -> Subscribe:
+def subscribe(stream: str, request: int, epoch: int) -> wire.Subscribe:
     """A subscription with the longest window."""
-    return Subscribe(request, stream, 0, 1, 64, epoch, 0, None, None, False, True, True)
+    return wire.Subscribe(request, stream, 0, 1, 64, epoch, 0, None, None, False, True, True)
 
 
 class Hostile:
@@ -207,9 +191,9 @@ class Hostile:
         self._fillers: list[LocalSession] = []
         self._begin([*self._local, *self._remote])
         self.deeds: dict[str, Callable[[], None]] = {
-            **{name(kind, "tcp"): self._burst(kind, self._remote) for kind in kinds_of(TO_DAEMON_REMOTE)},
-            **{name(kind): self._burst(kind, self._local) for kind in kinds_of(TO_DAEMON)},
-            **{name(kind): self._lifeline_burst(kind) for kind in kinds_of(TO_DAEMON_LIFELINE)},
+            **{name(kind, "tcp"): self._burst(kind, self._remote) for kind in kinds_of(wire.TO_DAEMON_REMOTE)},
+            **{name(kind): self._burst(kind, self._local) for kind in kinds_of(wire.TO_DAEMON)},
+            **{name(kind): self._lifeline_burst(kind) for kind in kinds_of(wire.TO_DAEMON_LIFELINE)},
             "descriptors": self.pass_descriptors,
             "crowd": self.crowd,
             "crowd/tcp": self.crowd_over_tcp,
@@ -226,7 +210,7 @@ class Hostile:
             for number, stream in enumerate(self._streams):
                 session.send(subscribe(stream, number + 1, self._chance.randrange(1 << 20)))
             if session in self._local:
-                session.send(Produce(len(self._streams) + 1, "live"))
+                session.send(wire.Produce(len(self._streams) + 1, "live"))
             session.wait_for_answers(len(self._streams))
 
     # --- the rings --------------------------------------------------------------------------------
@@ -255,7 +239,7 @@ class Hostile:
             producer.put(frame(number))
         for filler in self._fillers:
             for subscription, granted in list(filler.granted.items()):
-                filler.send(Pull(subscription, granted, True, 0, []))
+                filler.send(wire.Pull(subscription, granted, True, 0, []))
 
     def _is_full(self, connection: batchd_client.Daemon) -> bool:
         """True if each slot of the stored streams is taken."""
@@ -347,7 +331,7 @@ class Hostile:
             with socket.socket(socket.AF_UNIX, kind) as peer:
                 peer.connect(str(self._directory / name))
                 with suppress(PermissionError):
-                    socket.send_fds(peer, [Hello(PROTOCOL_VERSION, "x", 1).encode()], [slow.fileno()])
+                    socket.send_fds(peer, [wire.Hello(PROTOCOL_VERSION, "x", 1).encode()], [slow.fileno()])
                     is_passed = True
         if not is_passed:
             slow.setsockopt(*lingering, struct.pack("ii", 0, 0))  # or this process waits for it
@@ -359,14 +343,14 @@ class Hostile:
             for _ in range(CROWD):
                 lifeline = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 lifeline.connect(str(self._directory / "lifeline.sock"))
-                send_message(lifeline, Hello(PROTOCOL_VERSION, "crowd", 1))
+                send_message(lifeline, wire.Hello(PROTOCOL_VERSION, "crowd", 1))
 
     def crowd_over_tcp(self) -> None:
         """Connect with a key, greet and leave."""
         with zmq.Context() as context, ExitStack() as stack:
             crowd = [stack.enter_context(connected(context, *self._tcp)) for _ in range(TCP_CROWD)]
             for dealer in crowd:
-                dealer.send(Greet(PROTOCOL_VERSION, "crowd", 1, "").encode())
+                dealer.send(wire.Greet(PROTOCOL_VERSION, "crowd", 1, "").encode())
             for dealer in crowd:
                 dealer.poll(1000)  # some are refused as too many
 
@@ -391,7 +375,11 @@ def name(kind: type[Message], door: str = "") -> str:
 
 def bursts() -> set[str]:
     """The names of all bursts that there must be."""
-    every: tuple[tuple[Vocabulary, str], ...] = ((TO_DAEMON, ""), (TO_DAEMON_LIFELINE, ""), (TO_DAEMON_REMOTE, "tcp"))
+    every: tuple[tuple[Vocabulary, str], ...] = (
+        (wire.TO_DAEMON, ""),
+        (wire.TO_DAEMON_LIFELINE, ""),
+        (wire.TO_DAEMON_REMOTE, "tcp"),
+    )
     return {name(kind, door) for vocabulary, door in every for kind in kinds_of(vocabulary)}
 
 

@@ -10,14 +10,8 @@ import keras  # noqa: E402
 
 import batchd_client  # noqa: E402
 from batchd.commands.history.losses import from_pages  # noqa: E402
+from batchd_client import errors  # noqa: E402
 from batchd_client.asking import ask_reports, asking  # noqa: E402
-from batchd_client.errors import (  # noqa: E402
-    EpochsUneven,
-    PositionInvalid,
-    ReportInvalid,
-    TensorsInvalid,
-    WorkersInvalid,
-)
 from batchd_client.keras import BatchdPyDataset, Progress  # noqa: E402
 from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
@@ -203,7 +197,7 @@ def test_progress_reports_the_loss_of_each_batch(connection, daemon, make, at_on
 def test_a_metric_that_is_not_there_is_an_error(connection):
     """The error names those that are."""
     model, stream = Watching(), connection.stream("photos")
-    with pytest.raises(ReportInvalid, match="fit has no metric 'accuracy' to report: it has loss"):
+    with pytest.raises(errors.ReportInvalid, match="fit has no metric 'accuracy' to report: it has loss"):
         model.fit(py_dataset(stream), verbose=0, callbacks=[Progress(stream, report="accuracy")])
 
 
@@ -223,7 +217,9 @@ def test_a_resumed_epoch_and_the_others_are_not_one_fit_of_a_py_dataset(connecti
     data = py_dataset(stream)
     assert len(data) == 3
     model = Watching()
-    with pytest.raises(EpochsUneven, match=r"3 batches in each epoch.*and epoch 1 has 5\n.*initial_epoch=data.epoch"):
+    with pytest.raises(
+        errors.EpochsUneven, match=r"3 batches in each epoch.*and epoch 1 has 5\n.*initial_epoch=data.epoch"
+    ):
         model.fit(data, epochs=3, verbose=0)
     model.fit(data, initial_epoch=data.epoch, epochs=3, verbose=0)
     assert model.trained == bare_numbers(connection, 3)[2:]
@@ -273,21 +269,21 @@ def test_arrays_never_change(connection, daemon):
 @pytest.mark.parametrize("options", [{"workers": 2}, {"use_multiprocessing": True}])
 def test_workers_of_keras_are_refused(connection, options):
     """The data set refuses them when it is made, and later."""
-    with pytest.raises(WorkersInvalid, match=r"daemon's workers do that work already"):
+    with pytest.raises(errors.WorkersInvalid, match=r"daemon's workers do that work already"):
         BatchdPyDataset(connection.stream("photos"), **options)
     data = BatchdPyDataset(connection.stream("photos"), workers=1, use_multiprocessing=False)
-    with pytest.raises(WorkersInvalid):
+    with pytest.raises(errors.WorkersInvalid):
         setattr(data, *next(iter(options.items())))
     assert (data.workers, data.use_multiprocessing) == (1, False)
 
 
 def test_what_cannot_be_is_said(connection):
     """Examples are ragged fields, missing fields, and impossible epochs."""
-    with pytest.raises(TensorsInvalid, match="'image' is ragged, and Keras takes arrays"):
+    with pytest.raises(errors.TensorsInvalid, match="'image' is ragged, and Keras takes arrays"):
         BatchdPyDataset(connection.stream("ragged"))
-    with pytest.raises(TensorsInvalid, match="no field 'picture'"):
+    with pytest.raises(errors.TensorsInvalid, match="no field 'picture'"):
         BatchdPyDataset(connection.stream("photos"), fields=["picture"])
-    with pytest.raises(PositionInvalid, match="epoch 0 of stream 'photos' is beyond the epochs"):
+    with pytest.raises(errors.PositionInvalid, match="epoch 0 of stream 'photos' is beyond the epochs"):
         BatchdPyDataset(connection.stream("photos", epochs=0))[0]
 
 

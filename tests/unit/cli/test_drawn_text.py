@@ -4,18 +4,7 @@ import pytest
 
 from batchd.cli.replay import drawn_text
 from batchd.commands.history.batches import Draw
-from batchd.data.pipeline.augment.options import (
-    Affine,
-    AugMix,
-    Blur,
-    Choose,
-    Elastic,
-    Erase,
-    Invert,
-    Perspective,
-    RandAugment,
-    Sharpen,
-)
+from batchd.data.pipeline.augment import options as augment
 from batchd.data.pipeline.image.options import Cutout, Decode, Gray, RandomCrop, Resize, Rotate
 from support.images import encode, photo
 from support.pipelines import image_pipeline, run
@@ -30,16 +19,16 @@ FILE = encode(photo(40, 60), ".png")
         (Rotate(degrees=(5, 9), probability=0.5), {"degrees", "not done"}),
         (RandomCrop(size=(30, 30)), {"from"}),
         (Cutout(size=(3, 3)), {"from"}),
-        (Erase(), {"from"}),
-        (Sharpen(factor=(1, 2)), {"factor"}),
-        (Blur(), {"sigma"}),
-        (Affine(degrees=(-9, 9)), {"degrees"}),
-        (Perspective(), {"corners at"}),
-        (Elastic(), {"alpha"}),
-        (RandAugment(operation_probability=0.3), {"nothing", "equalize", "rotate "}),
-        (AugMix(), {"chains of"}),
+        (augment.Erase(), {"from"}),
+        (augment.Sharpen(factor=(1, 2)), {"factor"}),
+        (augment.Blur(), {"sigma"}),
+        (augment.Affine(degrees=(-9, 9)), {"degrees"}),
+        (augment.Perspective(), {"corners at"}),
+        (augment.Elastic(), {"alpha"}),
+        (augment.RandAugment(operation_probability=0.3), {"nothing", "equalize", "rotate "}),
+        (augment.AugMix(), {"chains of"}),
         (
-            Choose(of=(Invert(), Blur(), RandomCrop(size=(30, 30)))),
+            augment.Choose(of=(augment.Invert(), augment.Blur(), RandomCrop(size=(30, 30)))),
             {"chosen invert", "chosen blur", "chosen random_crop"},
         ),
     ],

@@ -14,20 +14,9 @@ import batchd_client
 from batchd_client import session as session_module
 from batchd_client import subscription as subscription_module
 from batchd_client.errors import ProtocolError
+from batchd_wire import messages as wire
 from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import (
-    Handle,
-    Handles,
-    Hello,
-    Open,
-    Opened,
-    Refused,
-    SlotShared,
-    Subscribe,
-    Subscribed,
-    Welcome,
-)
 from support.fake_daemon import SEALS, FakeDaemon, altered_handle, make_slot
 from support.waiting import wait_until
 
@@ -93,9 +82,9 @@ def test_handle_that_does_not_fit_is_refused_and_the_next_session_works(fake, da
 
 def joined(message, *, fields: int = 99, further: tuple[int, ...] = ()):
     """For ``alter``: send the first ``fields`` fields of a handle as one of several, and more."""
-    if not isinstance(message, Handle):
+    if not isinstance(message, wire.Handle):
         return message
-    return Handles([[*Handle.values_of(message)[:fields], *further]])
+    return wire.Handles([[*wire.Handle.values_of(message)[:fields], *further]])
 
 
 def test_handles_that_come_together_are_taken_in_order(fake, daemon) -> None:
@@ -107,7 +96,7 @@ def test_handles_that_come_together_are_taken_in_order(fake, daemon) -> None:
 
 def test_a_handle_that_lacks_a_field_is_refused_and_the_next_session_works(fake, daemon) -> None:
     """It has one field less than the first version of the message."""
-    fake.alter = partial(joined, fields=Handle.required - 1)
+    fake.alter = partial(joined, fields=wire.Handle.required - 1)
     stream = daemon.stream("photos")
     with pytest.raises(ProtocolError, match="a handle of 7 fields"):
         next(iter(stream))
@@ -180,7 +169,7 @@ def test_memory_that_arrives_after_its_handle_is_accepted(fake, daemon) -> None:
     late = []
 
     def hold_back(number: int, slot_bytes: int, descriptor: int) -> tuple[int, int, int]:
-        late.append(SlotShared(number, slot_bytes))
+        late.append(wire.SlotShared(number, slot_bytes))
         return number + 1000, slot_bytes, descriptor
 
     fake.alter_slot = hold_back
@@ -210,7 +199,7 @@ BAD_LAYOUTS = {
 @pytest.mark.parametrize("layout", BAD_LAYOUTS.values(), ids=BAD_LAYOUTS)
 def test_impossible_layout_is_refused(fake, daemon, layout) -> None:
     """The client never reads outside of a slot."""
-    fake.alter = lambda message: replace(message, layout=layout) if isinstance(message, Subscribed) else message
+    fake.alter = lambda message: replace(message, layout=layout) if isinstance(message, wire.Subscribed) else message
 
     with pytest.raises(ProtocolError, match="slots"):
         daemon.stream("photos")
@@ -222,8 +211,8 @@ NONSENSE = {
     "no array": b"\x05",
     "an unknown number": b"\x91\x7f",
     "too few fields": b"\x91\x16",
-    "trailing bytes": Opened("x").encode() + b"!",
-    "a second opening": Opened("x").encode(),
+    "trailing bytes": wire.Opened("x").encode() + b"!",
+    "a second opening": wire.Opened("x").encode(),
     "a negative number": b"\x98\x16" + 7 * b"\x00" + b"\xff",
 }
 
@@ -247,7 +236,9 @@ def test_flood_of_handles_is_disconnected(fake, daemon, monkeypatch) -> None:
     stream = daemon.stream("photos")
     number = max(fake.sessions[0].subscriptions)
     fake.do(
-        lambda: [fake.send(fake.sessions[0], Handle(number, 2 + more, 0, 2 + more, 1, 1, 0, 4)) for more in range(20)]
+        lambda: [
+            fake.send(fake.sessions[0], wire.Handle(number, 2 + more, 0, 2 + more, 1, 1, 0, 4)) for more in range(20)
+        ]
     )
 
     with pytest.raises(ProtocolError, match="never asked for"):
@@ -257,7 +248,7 @@ def test_flood_of_handles_is_disconnected(fake, daemon, monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Welcome(1, b"x" * 16), Refused(0, 0, ErrorCode.NOT_ALLOWED, "no"), SlotShared(1, 4096)],
+    [wire.Welcome(1, b"x" * 16), wire.Refused(0, 0, ErrorCode.NOT_ALLOWED, "no"), wire.SlotShared(1, 4096)],
     ids=["a second welcome", "a refusal", "a slot without memory"],
 )
 def test_nonsense_on_the_lifeline_is_refused(fake, daemon, message) -> None:
@@ -273,9 +264,9 @@ def test_answer_of_another_kind_is_refused(fake, daemon) -> None:
     """Each request accepts only its own kind of answer."""
 
     def confuse(session, message) -> bool:
-        if isinstance(message, Subscribe):
+        if isinstance(message, wire.Subscribe):
             fake.send(session, b"\x93\x18" + bytes([message.request]) + b"\x80")
-        return isinstance(message, Subscribe)
+        return isinstance(message, wire.Subscribe)
 
     fake.answer = confuse
     with pytest.raises(ProtocolError):
@@ -284,16 +275,16 @@ def test_answer_of_another_kind_is_refused(fake, daemon) -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    [Welcome(1, b"short"), SlotShared(1, 4096)],
+    [wire.Welcome(1, b"short"), wire.SlotShared(1, 4096)],
     ids=["a short secret", "a slot"],
 )
 def test_nonsense_instead_of_a_welcome_is_refused(fake, reply) -> None:
     """The process that listens there is no daemon."""
 
     def answer(session, message) -> bool:
-        if isinstance(message, Hello):
+        if isinstance(message, wire.Hello):
             send_message(session.lifeline, reply)
-        return isinstance(message, Hello)
+        return isinstance(message, wire.Hello)
 
     fake.answer = answer
     with pytest.raises(ProtocolError, match=r"lifeline\.sock"):
@@ -304,9 +295,9 @@ def test_opening_with_a_nonsense_answer_is_refused(fake) -> None:
     """No half-open connection remains."""
 
     def answer(session, message) -> bool:
-        if isinstance(message, Open):
+        if isinstance(message, wire.Open):
             fake.send(session, b"\x93\x18\x00\x80")
-        return isinstance(message, Open)
+        return isinstance(message, wire.Open)
 
     fake.answer = answer
     with pytest.raises(ProtocolError):

@@ -14,16 +14,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd_client import connection, hints, lifeline
-from batchd_client.errors import (
-    BatchTimeout,
-    ConnectTimeout,
-    DaemonNotFound,
-    ReconnectTimeout,
-    StreamChanged,
-    TimeoutInvalid,
-    VersionMismatch,
-)
+from batchd_client import connection, errors, hints, lifeline
 from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import AskStatus, Hello, Open, Pull, Refused, Subscribe
@@ -141,7 +132,7 @@ def test_an_absence_ends_with_a_new_connection_too(fake, caplog, monkeypatch) ->
         monkeypatch.setattr(hints, "ABSENCE_S", 0.0)
         fake.kill()
         for _attempt in range(2):
-            with pytest.raises(ReconnectTimeout):
+            with pytest.raises(errors.ReconnectTimeout):
                 daemon.status()
     fake.start()
     batchd_client.connect(fake.address).close()
@@ -160,7 +151,7 @@ def test_a_long_absence_is_logged_again_with_the_result_of_the_last_try(fake, ca
         caplog.clear()
         fake.kill()
         fake.runtime.lifeline_path.unlink()
-        with pytest.raises(ReconnectTimeout, match=r"has no lifeline\.sock: no daemon runs there"):
+        with pytest.raises(errors.ReconnectTimeout, match=r"has no lifeline\.sock: no daemon runs there"):
             daemon.status()
 
     assert 3 <= len(absences(caplog)) <= 4
@@ -173,7 +164,7 @@ def test_a_daemon_that_does_not_answer_is_logged_during_the_try(fake, caplog, mo
     monkeypatch.setattr(lifeline, "LOOK_S", 0.05)
     fake.answer = lambda _session, message: isinstance(message, Hello)
 
-    with pytest.raises(ConnectTimeout):
+    with pytest.raises(errors.ConnectTimeout):
         batchd_client.connect(fake.address, connect_timeout_s=0.5)
 
     waiting = f"no daemon at {fake.address} for N: no answer yet; waiting for it until N (connect_timeout_s=0.5)"
@@ -195,9 +186,11 @@ def test_the_wait_for_a_daemon_is_of_the_caller_the_environment_or_the_kind_of_d
     assert limit_s(7) == 7
     for wrong in ("soon", "-1", "nan"):
         monkeypatch.setenv("BATCHD_RECONNECT_TIMEOUT", wrong)
-        with pytest.raises(TimeoutInvalid, match=rf"\$BATCHD_RECONNECT_TIMEOUT is '{wrong}', and has to be a number"):
+        with pytest.raises(
+            errors.TimeoutInvalid, match=rf"\$BATCHD_RECONNECT_TIMEOUT is '{wrong}', and has to be a number"
+        ):
             limit_s()
-    with pytest.raises(TimeoutInvalid, match=r"connect\(reconnect_timeout_s=\) is '-2'"):
+    with pytest.raises(errors.TimeoutInvalid, match=r"connect\(reconnect_timeout_s=\) is '-2'"):
         limit_s(-2)
 
 
@@ -370,7 +363,7 @@ def test_other_fingerprint_after_a_restart_is_an_error(fake, daemon) -> None:
     original, fake.stream = fake.stream, replace(fake.stream, fingerprint="00" * 32)
     fake.start()
 
-    with pytest.raises(StreamChanged, match=r"now 0000[\s\S]*daemon\.stream"):
+    with pytest.raises(errors.StreamChanged, match=r"now 0000[\s\S]*daemon\.stream"):
         list(stream)
     assert (stream.epoch, stream.step) == (0, 1)
 
@@ -388,7 +381,7 @@ def test_other_layout_under_the_same_fingerprint_is_an_error(fake, daemon, chang
     fake.stream = replace(fake.stream, **changes)
     fake.start()
 
-    with pytest.raises(StreamChanged):
+    with pytest.raises(errors.StreamChanged):
         list(stream)
 
 
@@ -402,10 +395,10 @@ def test_daemon_that_stays_away_is_an_error_that_the_stream_survives(fake, pausi
 
         with (
             pausing(connection, PATIENCE_S),
-            pytest.raises(ReconnectTimeout, match=rf"within {PATIENCE_S:g} s[\s\S]*reconnect_timeout_s"),
+            pytest.raises(errors.ReconnectTimeout, match=rf"within {PATIENCE_S:g} s[\s\S]*reconnect_timeout_s"),
         ):
             list(stream)
-        with pausing(connection, PATIENCE_S), pytest.raises(ReconnectTimeout):
+        with pausing(connection, PATIENCE_S), pytest.raises(errors.ReconnectTimeout):
             daemon.status()
         fake.grants_at_most = 1 << 60
         fake.start()
@@ -426,7 +419,7 @@ def test_daemon_that_dies_again_and_again_does_not_block_the_trainer_for_ever(fa
         fake.answer = hang_up
         fake.do(lambda: fake.sessions[0].lifeline.shutdown(2))
 
-        with pytest.raises((ReconnectTimeout, BatchTimeout)):
+        with pytest.raises((errors.ReconnectTimeout, errors.BatchTimeout)):
             list(stream)
 
 
@@ -502,7 +495,7 @@ def test_newer_daemon_after_a_restart_is_an_error_at_once(fake, daemon) -> None:
     fake.answer = refuse
     fake.start()
 
-    with pytest.raises(VersionMismatch, match="version 2"):
+    with pytest.raises(errors.VersionMismatch, match="version 2"):
         list(stream)
 
 
@@ -524,7 +517,7 @@ def test_closing_while_the_daemon_is_away_does_not_wait_for_it(fake) -> None:
         fake.kill()
         wait_until(lambda: not daemon._connection.session.send(AskStatus(9)), "ZeroMQ notices the disconnect")
     assert batch.step == 0
-    with pytest.raises(DaemonNotFound):
+    with pytest.raises(errors.DaemonNotFound):
         batchd_client.connect(fake.address, connect_timeout_s=0)
 
 

@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd_client import subscription
-from batchd_client.errors import (
-    DaemonClosed,
-    PositionInvalid,
-    RankInvalid,
-    SettingsInvalid,
-    StateMismatch,
-    StreamClosed,
-    VersionMismatch,
-    WindowInvalid,
-)
+from batchd_client import errors, subscription
 from batchd_wire.messages import Pull, Subscribe, Unsubscribe
 from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream
@@ -353,9 +343,9 @@ def test_seek_outside_leaves_the_position_unchanged(daemon) -> None:
     stream = daemon.stream("photos")
     next(iter(stream))
 
-    with pytest.raises(PositionInvalid, match="steps 0 to 4"):
+    with pytest.raises(errors.PositionInvalid, match="steps 0 to 4"):
         stream.seek(0, 6)
-    with pytest.raises(PositionInvalid):
+    with pytest.raises(errors.PositionInvalid):
         stream.seek(-1)
 
     assert positions(stream)[0] == (0, 1)
@@ -380,9 +370,9 @@ def test_state_of_other_data_is_refused_and_changes_nothing(daemon) -> None:
     next(iter(stream))
     state = {**stream.state_dict(), "fingerprint": "00" * 32}
 
-    with pytest.raises(StateMismatch, match=r"fingerprint 0000"):
+    with pytest.raises(errors.StateMismatch, match=r"fingerprint 0000"):
         stream.load_state_dict(state)
-    with pytest.raises(StateMismatch, match="fingerprint"):
+    with pytest.raises(errors.StateMismatch, match="fingerprint"):
         daemon.stream("photos", state=state)
 
     assert positions(stream)[0] == (0, 1)
@@ -391,7 +381,7 @@ def test_state_of_other_data_is_refused_and_changes_nothing(daemon) -> None:
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 1), (0, 0)])
 def test_impossible_rank_is_refused(daemon, rank: int, world_size: int) -> None:
     """The client refuses it before it sends a request."""
-    with pytest.raises(RankInvalid, match=f"rank {rank} of world_size {world_size}"):
+    with pytest.raises(errors.RankInvalid, match=f"rank {rank} of world_size {world_size}"):
         daemon.stream("photos", rank, world_size)
 
 
@@ -401,7 +391,7 @@ def test_window_is_passed_on_and_checked(daemon, fake) -> None:
     daemon.stream("photos", window=7)
 
     assert [asked.window for asked in fake.heard_of(Subscribe)] == [0, 7]
-    with pytest.raises(WindowInvalid):
+    with pytest.raises(errors.WindowInvalid):
         daemon.stream("photos", window=0)
 
 
@@ -445,7 +435,7 @@ def test_closed_stream_ends_its_subscription_and_refuses_use(daemon, fake) -> No
     assert fake.held_sequences() == [0]
     assert batch["label"][0] == 0
     assert stream.state_dict()["step"] == 1
-    with pytest.raises(StreamClosed, match="photos"):
+    with pytest.raises(errors.StreamClosed, match="photos"):
         iter(stream)
     stream.close()
 
@@ -470,9 +460,9 @@ def test_closed_daemon_refuses_use_by_name(daemon) -> None:
     daemon.close()
     daemon.close()
 
-    with pytest.raises(DaemonClosed):
+    with pytest.raises(errors.DaemonClosed):
         next(batches)
-    with pytest.raises(DaemonClosed):
+    with pytest.raises(errors.DaemonClosed):
         daemon.status()
     stream.close()
     assert "[closed]" in repr(daemon)
@@ -502,21 +492,21 @@ def test_an_older_daemon_is_refused_what_it_cannot_do(fake) -> None:
             lambda: daemon.stream("photos", batch_size=2),
             lambda: daemon.stream("photos", set={"seed": 1}),
         ):
-            with pytest.raises(VersionMismatch, match="too old"):
+            with pytest.raises(errors.VersionMismatch, match="too old"):
                 ask()
         assert next(iter(stream)).step == 0
 
 
 def test_settings_are_sent_as_one_text_and_kept_in_states(fake, daemon) -> None:
     """Equal settings are equal texts; a state with them is enough to go on."""
-    with pytest.raises(VersionMismatch):
+    with pytest.raises(errors.VersionMismatch):
         daemon.stream("photos", set={"seed": np.int64(3), "pipeline.1.scale": (0.2, 1)})
-    with pytest.raises(VersionMismatch):
+    with pytest.raises(errors.VersionMismatch):
         daemon.stream(
             "photos", state={**daemon.stream("photos").state_dict(), "set": {"pipeline.1.scale": [0.2, 1], "seed": 3}}
         )
     texts = [message.settings for message in fake.heard_of(Subscribe)]
     assert texts == ['{"pipeline.1.scale":[0.2,1],"seed":3}', "", '{"pipeline.1.scale":[0.2,1],"seed":3}']
     for settings in ({"seed": float("nan")}, {"seed": object()}, {1: 2}, {"pipeline": "x" * 20_000}):
-        with pytest.raises(SettingsInvalid, match="set: "):
+        with pytest.raises(errors.SettingsInvalid, match="set: "):
             daemon.stream("photos", set=settings)

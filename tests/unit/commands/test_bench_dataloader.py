@@ -10,31 +10,19 @@ import pytest
 from batchd.commands.bench import beside, dataloader
 from batchd.commands.bench.beside import OLDEST, plain_steps
 from batchd.commands.bench.dataloader import changes_of
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    Decode,
-    Gray,
-    ImageStep,
-    Layout,
-    Normalize,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    To,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.text.options import Lowercase, TextBytes
 from support.images import jpeg, photo
 
-STEPS: list[tuple[list[ImageStep], tuple[int, ...], str]] = [
-    ([Resize(size=(6, 8))], (6, 8, 3), "uint8"),
-    ([Resize(shorter_side=24), CenterCrop(size=(20, 20))], (20, 20, 3), "uint8"),
-    ([RandomCrop(size=(40, 70), padding=2)], (40, 70, 3), "uint8"),
-    ([CenterCrop(size=(90, 200))], (90, 200, 3), "uint8"),
-    ([RandomResizedCrop(size=(16, 16)), RandomFlip(direction="both"), Gray(channels=1)], (16, 16, 1), "uint8"),
-    ([Resize(size=(8, 8)), Gray()], (8, 8, 3), "uint8"),
-    ([Resize(size=(8, 8)), Normalize(), Layout()], (3, 8, 8), "float32"),
-    ([Resize(size=(8, 8)), To()], (3, 8, 8), "float32"),
+STEPS: list[tuple[list[op.ImageStep], tuple[int, ...], str]] = [
+    ([op.Resize(size=(6, 8))], (6, 8, 3), "uint8"),
+    ([op.Resize(shorter_side=24), op.CenterCrop(size=(20, 20))], (20, 20, 3), "uint8"),
+    ([op.RandomCrop(size=(40, 70), padding=2)], (40, 70, 3), "uint8"),
+    ([op.CenterCrop(size=(90, 200))], (90, 200, 3), "uint8"),
+    ([op.RandomResizedCrop(size=(16, 16)), op.RandomFlip(direction="both"), op.Gray(channels=1)], (16, 16, 1), "uint8"),
+    ([op.Resize(size=(8, 8)), op.Gray()], (8, 8, 3), "uint8"),
+    ([op.Resize(size=(8, 8)), op.Normalize(), op.Layout()], (3, 8, 8), "float32"),
+    ([op.Resize(size=(8, 8)), op.To()], (3, 8, 8), "float32"),
 ]
 LIBRARIES = {"OpenCV": "cv2", "PIL": "PIL", "torchvision": "torchvision.transforms"}
 
@@ -42,11 +30,11 @@ LIBRARIES = {"OpenCV": "cv2", "PIL": "PIL", "torchvision": "torchvision.transfor
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(("steps", "shape", "dtype"), STEPS, ids=[str(number) for number in range(len(STEPS))])
 def test_each_library_makes_arrays_of_the_same_shape(
-    steps: list[ImageStep], shape: tuple[int, ...], dtype: str, library: str
+    steps: list[op.ImageStep], shape: tuple[int, ...], dtype: str, library: str
 ) -> None:
     """The library decides whether the channels come last or first."""
     pytest.importorskip(LIBRARIES[library], exc_type=(ImportError, RuntimeError))
-    made = np.asarray(changes_of(plain_steps([Decode(), *steps]), library)(jpeg(photo(48, 64))))
+    made = np.asarray(changes_of(plain_steps([op.Decode(), *steps]), library)(jpeg(photo(48, 64))))
 
     # PIL's grey images have no channels
     assert sorted(np.squeeze(made).shape) == sorted(side for side in shape if side > 1)

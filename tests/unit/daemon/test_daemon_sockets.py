@@ -25,24 +25,11 @@ from batchd.runtime.limits import SessionLimits
 from batchd.runtime.poller import Poller
 from batchd.runtime.slots import SlotPool
 from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import messages as wire
 from batchd_wire.channel import receive_message, send_message
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields
-from batchd_wire.messages import (
-    TO_TRAINER,
-    TO_TRAINER_LIFELINE,
-    AskWritable,
-    Handle,
-    Handles,
-    Hello,
-    Open,
-    Opened,
-    Refused,
-    SlotShared,
-    Subscribe,
-    Welcome,
-)
 from batchd_wire.runtime import RuntimeDirectory
 from support.waiting import PATIENCE_S, wait_until
 
@@ -152,18 +139,18 @@ class Trainer:
         self.lifeline = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self.lifeline.connect(str(names.lifeline_path))
         poller.dispatch()
-        send_message(self.lifeline, Hello(PROTOCOL_VERSION, "trainer", 1))
+        send_message(self.lifeline, wire.Hello(PROTOCOL_VERSION, "trainer", 1))
         poller.dispatch()
-        welcome, _ = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
-        assert isinstance(welcome, Welcome)
+        welcome, _ = receive_message(self.lifeline, wire.TO_TRAINER_LIFELINE)
+        assert isinstance(welcome, wire.Welcome)
         if asks:
-            send_message(self.lifeline, AskWritable())
+            send_message(self.lifeline, wire.AskWritable())
         context = zmq.Context()
         stack.callback(context.destroy, linger=0)
         self.dealer = context.socket(zmq.DEALER)
         self.dealer.rcvtimeo = int(PATIENCE_S * 1000)
         self.dealer.connect(names.zmq_endpoint)
-        self.dealer.send(Open(PROTOCOL_VERSION, welcome.secret).encode())
+        self.dealer.send(wire.Open(PROTOCOL_VERSION, welcome.secret).encode())
         wait_until(
             lambda: poller.dispatch() or self.sessions.receive(()) or self.sessions.trainers()[0].connection,
             "the session is open",
@@ -171,7 +158,9 @@ class Trainer:
 
     def subscribes(self, *, takes_several: bool) -> None:
         """Send a subscription, and have the daemon read it."""
-        self.dealer.send(Subscribe(1, "photos", 0, 1, 4, 0, 0, None, None, False, takes_several=takes_several).encode())
+        self.dealer.send(
+            wire.Subscribe(1, "photos", 0, 1, 4, 0, 0, None, None, False, takes_several=takes_several).encode()
+        )
         wait_until(lambda: self.poller.dispatch() or self.sessions.receive(()) or self.asked, "the daemon has read it")
 
     def granted(self, *sequences: int) -> None:
@@ -184,16 +173,16 @@ class Trainer:
     def received(self, count: int) -> list[Message]:
         """So many messages behind the answer to ``Open``."""
         self.sessions.flush()
-        opened, *messages = [TO_TRAINER.decode(self.dealer.recv()) for _ in range(1 + count)]
-        assert type(opened) is Opened
+        opened, *messages = [wire.TO_TRAINER.decode(self.dealer.recv()) for _ in range(1 + count)]
+        assert type(opened) is wire.Opened
         return messages
 
     def shared(self) -> int:
         """The mode of the slot's descriptor, as it is shared now."""
         (session,) = self.sessions.trainers()
         self.sessions.deliver(GrantLease(1, session.number, 1, 0, 0, 0, 1, 1, 0, 1, is_remote=False), LAYOUT)
-        message, (descriptor,) = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
-        assert message == SlotShared(1, SLOT_BYTES)
+        message, (descriptor,) = receive_message(self.lifeline, wire.TO_TRAINER_LIFELINE)
+        assert message == wire.SlotShared(1, SLOT_BYTES)
         mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
         os.close(descriptor)
         return mode
@@ -227,7 +216,7 @@ def test_a_daemon_short_of_descriptors_shares_slots_read_only(tmp_path: Path, mo
     assert [line["event"] for line in log] == ["slot shared read-only, though writable_slots is set"]
 
 
-STOPPED = Refused(0, 1, ErrorCode.STREAM_STOPPED, "it is broken")
+STOPPED = wire.Refused(0, 1, ErrorCode.STREAM_STOPPED, "it is broken")
 
 
 def test_leases_that_are_granted_together_travel_in_one_message(tmp_path: Path) -> None:
@@ -241,9 +230,9 @@ def test_leases_that_are_granted_together_travel_in_one_message(tmp_path: Path) 
         trainer.granted(2)
 
         assert trainer.received(3) == [
-            Handles([[1, 0, 0, 0, 1, 7, 0, 1, 0], [1, 1, 0, 1, 1, 7, 0, 1, 0]]),
+            wire.Handles([[1, 0, 0, 0, 1, 7, 0, 1, 0], [1, 1, 0, 1, 1, 7, 0, 1, 0]]),
             STOPPED,
-            Handles([[1, 2, 0, 2, 1, 7, 0, 1, 0]]),
+            wire.Handles([[1, 2, 0, 2, 1, 7, 0, 1, 0]]),
         ]
 
 
@@ -256,8 +245,8 @@ def test_one_message_has_a_bounded_number_of_leases(tmp_path: Path) -> None:
 
         first, last = trainer.received(2)
 
-    assert isinstance(first, Handles)
-    assert isinstance(last, Handles)
+    assert isinstance(first, wire.Handles)
+    assert isinstance(last, wire.Handles)
     assert [len(first.handles), len(last.handles)] == [HANDLES_AT_ONCE, 1]
 
 
@@ -268,7 +257,7 @@ def test_a_trainer_of_an_earlier_version_gets_each_lease_in_a_message(tmp_path: 
         trainer.subscribes(takes_several=False)
         trainer.granted(0, 1)
 
-        assert trainer.received(2) == [Handle(1, 0, 0, 0, 1, 7, 0, 1), Handle(1, 1, 0, 1, 1, 7, 0, 1)]
+        assert trainer.received(2) == [wire.Handle(1, 0, 0, 0, 1, 7, 0, 1), wire.Handle(1, 1, 0, 1, 1, 7, 0, 1)]
 
 
 def test_a_trainer_that_is_gone_gets_no_leases(tmp_path: Path) -> None:

@@ -8,18 +8,7 @@ import pytest
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.fields.options import Cast, Rename
-from batchd.data.pipeline.image.options import (
-    CropToBucket,
-    Decode,
-    Follow,
-    Gray,
-    Layout,
-    Normalize,
-    Pad,
-    RandomFlip,
-    Resize,
-    Rotate,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.shapes.options import PadBatch, Ragged
 from batchd.data.samples.columns import Column
 from batchd.errors import SourceInvalid
@@ -185,18 +174,18 @@ def test_a_field_with_a_size_is_accepted(bucket, steps):
     )
 
 
-CROP = CropToBucket(pixels=1 << 18)
+CROP = op.CropToBucket(pixels=1 << 18)
 
 
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        ([Decode(), Resize(size=(8, 8)), CROP], '"resize" in front of it may change these; put it behind'),
-        ([Decode(), Rotate(quarter_turns=(1,)), CROP], '"rotate" in front of it may change these'),
-        ([Decode(exif="ignore"), CROP], 'exif = "ignore" leaves it as stored'),
-        ([Decode(), Call(function="a:b"), CROP], '"call" in front of it may change these'),
+        ([op.Decode(), op.Resize(size=(8, 8)), CROP], '"resize" in front of it may change these; put it behind'),
+        ([op.Decode(), op.Rotate(quarter_turns=(1,)), CROP], '"rotate" in front of it may change these'),
+        ([op.Decode(exif="ignore"), CROP], 'exif = "ignore" leaves it as stored'),
+        ([op.Decode(), Call(function="a:b"), CROP], '"call" in front of it may change these'),
         (
-            [Rename(field="image", to="a"), Decode(field="a"), replace(CROP, field="a")],
+            [Rename(field="image", to="a"), op.Decode(field="a"), replace(CROP, field="a")],
             "a sample has no 'a' in the source",
         ),
     ],
@@ -215,9 +204,9 @@ def test_a_crop_to_the_bucket_goes_by_the_files(steps, problem):
 @pytest.mark.parametrize(
     "steps",
     [
-        [Decode(), CROP],
-        [Decode(), Follow(boxes="boxes"), RandomFlip(), Gray(), CROP, Normalize(), Layout()],
-        [Call(function="a:b", outputs={"score": "float32"}), Decode(), CROP],
+        [op.Decode(), CROP],
+        [op.Decode(), op.Follow(boxes="boxes"), op.RandomFlip(), op.Gray(), CROP, op.Normalize(), op.Layout()],
+        [Call(function="a:b", outputs={"score": "float32"}), op.Decode(), CROP],
         [replace(CROP, field="pixels")],
     ],
 )
@@ -235,19 +224,19 @@ FLAT, OF_PIXELS = Column("flat", dtype="int32", shape=(None, 3)), {"field": "ima
         (LENGTH, [PadBatch(field="tokens", max_shape=(8,))], "tokens"),
         (LENGTH, [Cast(field="tokens", dtype="int64"), Ragged(field="tokens", max_shape=(8,))], "tokens"),
         ({**LENGTH, "field": "flat"}, [Ragged(field="flat", max_shape=(8, 3))], "flat"),
-        (OF_PIXELS, [Decode(), RandomFlip(), Normalize(), RAGGED_IMAGE], "image"),
-        (OF_PIXELS, [Decode(), Layout(), Ragged(max_shape=(3, 8, 8))], "image"),
-        (OF_PIXELS, [Decode(color="gray"), Ragged(max_shape=(8, 8, 1))], "image"),
+        (OF_PIXELS, [op.Decode(), op.RandomFlip(), op.Normalize(), RAGGED_IMAGE], "image"),
+        (OF_PIXELS, [op.Decode(), op.Layout(), Ragged(max_shape=(3, 8, 8))], "image"),
+        (OF_PIXELS, [op.Decode(color="gray"), Ragged(max_shape=(8, 8, 1))], "image"),
         ({**OF_PIXELS, "field": "pixels"}, [Ragged(field="pixels", max_shape=(8, 8, 3))], "pixels"),
         ({"field": "tokens"}, [PadBatch(field="tokens", max_shape=(8,))], None),
         ({**LENGTH, "by": "bytes"}, [PadBatch(field="tokens", max_shape=(8,))], None),
         ({**LENGTH, "field": "pixels"}, [Ragged(field="pixels", max_shape=(8, 8, 3))], None),
         ({"field": "cost", "by": "value", "budget": 9}, [PadBatch(field="tokens", max_shape=(8,))], None),
-        (OF_PIXELS, [Decode(), PadBatch(max_shape=(8, 8, 3))], None),
-        (OF_PIXELS, [Decode(), Resize(shorter_side=8), RAGGED_IMAGE], None),
-        (OF_PIXELS, [Decode(), Pad(border=(1, 1, 1, 1)), RAGGED_IMAGE], None),
-        (OF_PIXELS, [Decode(), Rotate(quarter_turns=(0, 1)), RAGGED_IMAGE], None),
-        (OF_PIXELS, [Decode(), Call(function="a:b", random=False), RAGGED_IMAGE], None),
+        (OF_PIXELS, [op.Decode(), PadBatch(max_shape=(8, 8, 3))], None),
+        (OF_PIXELS, [op.Decode(), op.Resize(shorter_side=8), RAGGED_IMAGE], None),
+        (OF_PIXELS, [op.Decode(), op.Pad(border=(1, 1, 1, 1)), RAGGED_IMAGE], None),
+        (OF_PIXELS, [op.Decode(), op.Rotate(quarter_turns=(0, 1)), RAGGED_IMAGE], None),
+        (OF_PIXELS, [op.Decode(), Call(function="a:b", random=False), RAGGED_IMAGE], None),
     ],
 )
 def test_a_budget_decides_the_room_where_sizes_bound_it(bucket, steps, field):

@@ -8,24 +8,7 @@ import pytest
 
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Drop
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    ColorJitter,
-    Cutout,
-    Decode,
-    Follow,
-    Gray,
-    Layout,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-    SubtractMean,
-    To,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.sample_fields import SAMPLE_FIELDS_MAX, sample_fields
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.errors import SampleUndecodable
@@ -114,13 +97,13 @@ COLUMNS = (
     Column("vector", dtype="int16", shape=(4,)),
 )
 STEPS = [
-    Decode(field="left"),
-    Resize(field="left", size=(4, 6)),
-    Decode(field="right", color="gray"),
-    Resize(field="right", size=(2, 2)),
-    RandomFlip(field="pixels", probability=1),
-    Normalize(field="left"),
-    Layout(field="left"),
+    op.Decode(field="left"),
+    op.Resize(field="left", size=(4, 6)),
+    op.Decode(field="right", color="gray"),
+    op.Resize(field="right", size=(2, 2)),
+    op.RandomFlip(field="pixels", probability=1),
+    op.Normalize(field="left"),
+    op.Layout(field="left"),
 ]
 
 
@@ -147,7 +130,7 @@ def test_each_field_has_its_own_steps():
 
     pipeline.run(sample(), 0, 0, 0, row)
 
-    normalize = Normalize()
+    normalize = op.Normalize()
     expected = (photo(4, 6) / 255 - np.array(normalize.mean)) / np.array(normalize.std)
     assert np.array_equal(row["left"], expected.astype(np.float32).transpose(2, 0, 1))
     assert row["right"].shape == (2, 2, 1)
@@ -160,21 +143,21 @@ def test_each_field_has_its_own_steps():
 @pytest.mark.parametrize(
     "step",
     [
-        Resize(size=(5, 7)),
-        CenterCrop(size=(3, 3)),
-        RandomCrop(size=(6, 6), padding=2),
-        RandomResizedCrop(size=(4, 4)),
-        RandomFlip(),
-        Pad(size=(12, 12)),
-        Rotate(quarter_turns=(0, 2)),
-        ColorJitter(brightness=0.3),
-        Gray(),
-        Cutout(size=(2, 2)),
-        Normalize(),
-        SubtractMean(mean=(1, 2, 3)),
-        To(dtype="float32"),
-        Layout(),
-        Follow(mask="mask"),
+        op.Resize(size=(5, 7)),
+        op.CenterCrop(size=(3, 3)),
+        op.RandomCrop(size=(6, 6), padding=2),
+        op.RandomResizedCrop(size=(4, 4)),
+        op.RandomFlip(),
+        op.Pad(size=(12, 12)),
+        op.Rotate(quarter_turns=(0, 2)),
+        op.ColorJitter(brightness=0.3),
+        op.Gray(),
+        op.Cutout(size=(2, 2)),
+        op.Normalize(),
+        op.SubtractMean(mean=(1, 2, 3)),
+        op.To(dtype="float32"),
+        op.Layout(),
+        op.Follow(mask="mask"),
     ],
     ids=lambda step: step.op,
 )
@@ -183,10 +166,10 @@ def test_a_step_has_the_same_effect_on_a_second_image_as_on_an_only_one(step):
     made = {}
     for name in ("right", "image"):
         columns = (Column("left", "encoded"), Column(name, "encoded"), Column("mask", "encoded"))
-        on_it = [Resize(field=name, size=(8, 10)), replace(step, field=name), Drop(fields=("mask",))]
+        on_it = [op.Resize(field=name, size=(8, 10)), replace(step, field=name), Drop(fields=("mask",))]
         if step.op == "follow":
             on_it = [on_it[1], on_it[0]]
-        steps = [Decode(field="left"), Decode(field=name), *on_it, Resize(field="left", size=(4, 6))]
+        steps = [op.Decode(field="left"), op.Decode(field=name), *on_it, op.Resize(field="left", size=(4, 6))]
         row = row_for(columns, steps)
         values = {"left": photo(4, 6), name: photo(8, 10), "mask": photo(8, 10)[..., 0]}
         encoded = {key: memoryview(encode(pixels, ".png")) for key, pixels in values.items()}
@@ -205,12 +188,12 @@ def test_a_step_has_the_same_effect_on_a_second_image_as_on_an_only_one(step):
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
-        ([Decode()], "and a sample has 'left', 'right', 'label'; write field = \"left\" or field = \"right\""),
-        ([Decode(field="left"), Resize(field="left", size=(2, 2))],
+        ([op.Decode()], "and a sample has 'left', 'right', 'label'; write field = \"left\" or field = \"right\""),
+        ([op.Decode(field="left"), op.Resize(field="left", size=(2, 2))],
          "'right' is the bytes of an image file; the first step on it must be { op = \"decode\", field = \"right\" }"),
-        ([Decode(field="left"), Resize(field="left", size=(2, 2)), Resize(field="right", size=(2, 2))],
+        ([op.Decode(field="left"), op.Resize(field="left", size=(2, 2)), op.Resize(field="right", size=(2, 2))],
          "the first step on it must be { op = \"decode\", field = \"right\" }: 'right' is the bytes of an image file"),
-        ([Decode(field="left"), Decode(field="right"), Resize(size=(2, 2))], 'write field = "left" or field = "right"'),
+        ([op.Decode(field="left"), op.Decode(field="right"), op.Resize(size=(2, 2))], 'write field = "left" or field = "right"'),
     ],
 )  # fmt: skip
 def test_advice_for_one_of_two_images_names_it(steps, text):
@@ -250,11 +233,15 @@ def test_a_masked_sample_keeps_known_values_that_no_step_changes():
     ("columns", "steps", "problem"),
     [
         ([Column("index", dtype="int64")], [], "a field 'index'"),
-        ([Column("image", "encoded")], [Decode(field="photo")], "is done to 'photo', and a sample has 'image'"),
+        ([Column("image", "encoded")], [op.Decode(field="photo")], "is done to 'photo', and a sample has 'image'"),
         ([Column("words", "text")], [], "'words' is text"),
-        ([Column("words", "text")], [Resize(field="words", size=(2, 2))], "cannot be done to 'words', which is text"),
-        ([Column("label", dtype="int64")], [Layout(field="label")], "cannot be done to 'label', which is int64"),
-        ([Column("floats", dtype="float32", shape=(2, 2, 3))], [RandomFlip(field="floats")], "which is float32"),
+        (
+            [Column("words", "text")],
+            [op.Resize(field="words", size=(2, 2))],
+            "cannot be done to 'words', which is text",
+        ),
+        ([Column("label", dtype="int64")], [op.Layout(field="label")], "cannot be done to 'label', which is int64"),
+        ([Column("floats", dtype="float32", shape=(2, 2, 3))], [op.RandomFlip(field="floats")], "which is float32"),
     ],
 )
 def test_steps_that_do_not_fit_the_columns_are_named(columns, steps, problem):
@@ -265,7 +252,13 @@ def test_steps_that_do_not_fit_the_columns_are_named(columns, steps, problem):
 def test_one_mistake_is_reported_once():
     """Later steps on the same field would only repeat the message."""
     columns = [Column("image", "encoded"), Column("other", "encoded")]
-    steps = [Resize(size=(2, 2)), RandomFlip(), Layout(), Decode(field="other"), Resize(field="other", size=(2, 2))]
+    steps = [
+        op.Resize(size=(2, 2)),
+        op.RandomFlip(),
+        op.Layout(),
+        op.Decode(field="other"),
+        op.Resize(field="other", size=(2, 2)),
+    ]
 
     assert len(check_steps(columns, steps)) == 1
 

@@ -5,18 +5,7 @@ import pytest
 
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.image.options import (
-    CropToBucket,
-    Decode,
-    Follow,
-    Gray,
-    Letterbox,
-    Normalize,
-    RandomFlip,
-    Resize,
-    Rotate,
-    To,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.sample_fields import StepCheck, columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import PadBatch
@@ -27,7 +16,7 @@ from support.images import encode, jpeg, jpeg_with_exif, photo
 
 FILE = [Column("image", "encoded")]
 SIZES = ((48, 24), (32, 32), (24, 48))
-CROP = CropToBucket(sizes=SIZES)
+CROP = op.CropToBucket(sizes=SIZES)
 
 
 def made(steps, data, size, sample=0, draws=None, columns=FILE, **values):
@@ -57,18 +46,18 @@ def test_the_middle_is_scaled_until_it_covers_the_size(height, width, size, orie
     top, left = (height - part_height) // 2, (width - part_width) // 2
     part = encode(np.ascontiguousarray(image[top : top + part_height, left : left + part_width]), ".png")
     if orientation == 1:
-        whole, want = encode(image, ".png"), made([Decode(), Resize(size=size)], part, size)["image"]
-        assert np.array_equal(made([Decode(), CROP], whole, size)["image"], want)
+        whole, want = encode(image, ".png"), made([op.Decode(), op.Resize(size=size)], part, size)["image"]
+        assert np.array_equal(made([op.Decode(), CROP], whole, size)["image"], want)
     turns = {1: 0, 3: 2, 6: 1, 8: 3}[orientation]
     turned = jpeg_with_exif(jpeg(np.ascontiguousarray(np.rot90(image, turns))), orientation)
-    steps = [Decode(scale="off"), CROP]
+    steps = [op.Decode(scale="off"), CROP]
     upright = made(steps, jpeg(image), size)["image"].astype(int)
     assert np.abs(made(steps, turned, size)["image"] - upright).mean() < 2
 
 
 def test_a_random_part_lies_anywhere_and_leaves_the_size() -> None:
     """Over many samples the free axis has both ends; a step behind draws the same numbers."""
-    steps = [Decode(), CropToBucket(sizes=SIZES, random=True), RandomFlip()]
+    steps = [op.Decode(), op.CropToBucket(sizes=SIZES, random=True), op.RandomFlip()]
     data, lefts, flips = encode(photo(60, 100), ".png"), set(), []
     for sample in range(200):
         draws: list[list[dict[str, object]]] = []
@@ -80,7 +69,7 @@ def test_a_random_part_lies_anywhere_and_leaves_the_size() -> None:
 
     assert {0, 40} <= lefts <= set(range(41))
     assert len(lefts) > 30
-    others = [made([Decode(), CROP, RandomFlip()], data, (32, 32), sample, [])["image"] for sample in range(3)]
+    others = [made([op.Decode(), CROP, op.RandomFlip()], data, (32, 32), sample, [])["image"] for sample in range(3)]
     assert len({other.tobytes() for other in others}) > 1
 
 
@@ -89,7 +78,7 @@ def test_a_random_part_lies_anywhere_and_leaves_the_size() -> None:
 )
 def test_without_a_batch_the_nearest_size_is_taken(height, width, nearest):
     """So `batchd prepare` and plans have one; between 1 and 2 the bound is the root of 2."""
-    pipeline = Pipeline(FILE, [Decode(), CROP], 0, has_rows=False)
+    pipeline = Pipeline(FILE, [op.Decode(), CROP], 0, has_rows=False)
 
     image = pipeline.make({"image": memoryview(encode(photo(height, width), ".png"))}, 0, 0, 0)["image"]
 
@@ -105,10 +94,10 @@ def test_masks_boxes_and_points_follow():
         Column("points", dtype="float32", shape=(None, 2)),
     ]
     steps = [
-        Decode(),
-        Follow(mask="mask", boxes="boxes", points="points"),
+        op.Decode(),
+        op.Follow(mask="mask", boxes="boxes", points="points"),
         CROP,
-        To(),
+        op.To(),
         PadBatch(field="boxes", max_shape=(1, 4)),
         PadBatch(field="points", max_shape=(1, 2)),
     ]
@@ -127,25 +116,27 @@ def test_masks_boxes_and_points_follow():
 @pytest.mark.parametrize(
     ("steps", "shape"),
     [
-        ([RandomFlip(), Gray(channels=1), Rotate(degrees=(-5, 5))], (48, 48, 1)),
-        ([Normalize()], (48, 48, 3)),
-        ([To()], (3, 48, 48)),
-        ([Rotate(quarter_turns=(0, 2))], (48, 48, 3)),
-        ([Resize(size=(7, 9))], (7, 9, 3)),
+        ([op.RandomFlip(), op.Gray(channels=1), op.Rotate(degrees=(-5, 5))], (48, 48, 1)),
+        ([op.Normalize()], (48, 48, 3)),
+        ([op.To()], (3, 48, 48)),
+        ([op.Rotate(quarter_turns=(0, 2))], (48, 48, 3)),
+        ([op.Resize(size=(7, 9))], (7, 9, 3)),
     ],
 )
 def test_later_steps_keep_the_size_or_fix_another(steps: list[StepOptions], shape):
     """On paper, images of a bucket have one size until a step gives all images one."""
-    (field, _index) = sample_fields(FILE, [Decode(), CROP, *steps], "substitute")
+    (field, _index) = sample_fields(FILE, [op.Decode(), CROP, *steps], "substitute")
 
     assert field.shape == shape
     assert (field.varying is None) == (shape == (7, 9, 3))
 
 
-@pytest.mark.parametrize("step", [Resize(shorter_side=8), Rotate(quarter_turns=(0, 1)), Rotate(quarter_turns=(1,))])
+@pytest.mark.parametrize(
+    "step", [op.Resize(shorter_side=8), op.Rotate(quarter_turns=(0, 1)), op.Rotate(quarter_turns=(1,))]
+)
 def test_a_step_that_makes_sizes_differ_again_needs_another_one(step):
     check = StepCheck(FILE)
-    for place, one in enumerate([Decode(), CROP, step]):
+    for place, one in enumerate([op.Decode(), CROP, step]):
         check.check_step(place, one)
 
     (problem,) = check.finish()
@@ -155,7 +146,7 @@ def test_a_step_that_makes_sizes_differ_again_needs_another_one(step):
 def test_nothing_is_left_to_pad():
     """Images of a batch have one size already."""
     with pytest.raises(StepInvalid, match="all images of a batch have one size"):
-        columns_after(FILE, [Decode(), CROP, PadBatch(max_shape=(48, 48, 3))])
+        columns_after(FILE, [op.Decode(), CROP, PadBatch(max_shape=(48, 48, 3))])
 
 
 def test_a_function_that_changes_the_size_makes_a_bad_sample():
@@ -172,11 +163,11 @@ def test_a_function_that_changes_the_size_makes_a_bad_sample():
 @pytest.mark.parametrize(
     ("drawn", "fixed"),
     [
-        (Letterbox(sizes=SIZES), [Letterbox(size=size) for size in SIZES]),
-        (Resize(sizes=SIZES), [Resize(size=size) for size in SIZES]),
+        (op.Letterbox(sizes=SIZES), [op.Letterbox(size=size) for size in SIZES]),
+        (op.Resize(sizes=SIZES), [op.Resize(size=size) for size in SIZES]),
         (
-            Resize(shorter_sides=(20, 28, 40), max_longer_side=48),
-            [Resize(shorter_side=side, max_longer_side=48) for side in (20, 28, 40)],
+            op.Resize(shorter_sides=(20, 28, 40), max_longer_side=48),
+            [op.Resize(shorter_side=side, max_longer_side=48) for side in (20, 28, 40)],
         ),
     ],
     ids=["letterbox", "sizes", "shorter_sides"],
@@ -195,10 +186,10 @@ def test_a_drawn_size_makes_what_that_size_alone_makes(drawn, fixed):
         "points": np.array([[10, 20]], np.float32),
     }
     file = memoryview(jpeg_with_exif(jpeg(photo(90, 130, seed=3)), 6))
-    follow = Follow(mask="mask", boxes="boxes", points="points", annotated="upright")
+    follow = op.Follow(mask="mask", boxes="boxes", points="points", annotated="upright")
 
     def run(step, epoch, draws=None):
-        steps = [Decode(), follow, RandomFlip(), step, Gray(probability=0.5)]
+        steps = [op.Decode(), follow, op.RandomFlip(), step, op.Gray(probability=0.5)]
         values["mask"] = memoryview(encode(photo(130, 90, seed=4)[..., 0], ".png"))
         pipeline = Pipeline(columns, steps, 5, has_rows=False)
         noted = pipeline.note_draws()

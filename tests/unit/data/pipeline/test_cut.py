@@ -10,41 +10,32 @@ from batchd.data.pipeline.cache_split import crop_problem, cropped_files, cut_of
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import OneHot, Pick, Rename
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    ColorJitter,
-    Cutout,
-    Decode,
-    Follow,
-    Gray,
-    Layout,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.samples.columns import Column
 from batchd.data.sources.cache.record import pack, unpack
 from support.images import encode, jpeg, jpeg_with_exif, photo
 
-CROP = RandomResizedCrop(size=(48, 40))
-FLIP = RandomFlip()
+CROP = op.RandomResizedCrop(size=(48, 40))
+FLIP = op.RandomFlip()
 TOKENIZE = Tokenize(file=Path("/tokenizer.json"), max_length=9, padding="none")
-NORMALIZE = Normalize(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+NORMALIZE = op.Normalize(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
 COLUMNS = [Column("image", "encoded"), Column("label", dtype="int64"), Column("mask", "encoded")]
 PIPELINES = {
-    "crop": [Decode(), CROP, FLIP],
-    "resized": [Decode(), Resize(shorter_side=80), RandomCrop(size=(64, 64)), FLIP, NORMALIZE],
-    "whole": [Decode(), Resize(size=(48, 40)), FLIP, NORMALIZE, Layout()],
-    "colours": [Decode(color="bgr"), CenterCrop(size=(90, 90)), Gray(), ColorJitter(brightness=0.3), CROP],
-    "padded": [Decode(color="gray"), Pad(size=(640, 640)), Rotate(degrees=(-10.0, 10.0)), Cutout(size=(8, 8)), CROP],
-    "follow": [Decode(), Follow(mask="mask"), Resize(shorter_side=70), CROP, FLIP],
-    "still": [OneHot(field="label", classes=5), Decode(), Resize(size=(32, 32)), NORMALIZE],
+    "crop": [op.Decode(), CROP, FLIP],
+    "resized": [op.Decode(), op.Resize(shorter_side=80), op.RandomCrop(size=(64, 64)), FLIP, NORMALIZE],
+    "whole": [op.Decode(), op.Resize(size=(48, 40)), FLIP, NORMALIZE, op.Layout()],
+    "colours": [op.Decode(color="bgr"), op.CenterCrop(size=(90, 90)), op.Gray(), op.ColorJitter(brightness=0.3), CROP],
+    "padded": [
+        op.Decode(color="gray"),
+        op.Pad(size=(640, 640)),
+        op.Rotate(degrees=(-10.0, 10.0)),
+        op.Cutout(size=(8, 8)),
+        CROP,
+    ],
+    "follow": [op.Decode(), op.Follow(mask="mask"), op.Resize(shorter_side=70), CROP, FLIP],
+    "still": [OneHot(field="label", classes=5), op.Decode(), op.Resize(size=(32, 32)), NORMALIZE],
 }
 
 
@@ -74,21 +65,21 @@ def test_tokens_are_kept_before_they_get_a_place_in_a_row(step):
 
 def test_a_short_side_is_a_resize_after_decode():
     """It also comes after the step that declares followers, so that these are resized as well."""
-    resize = Resize(shorter_side=256)
+    resize = op.Resize(shorter_side=256)
 
-    assert steps_of((Decode(), CROP), 256) == (Decode(), resize, CROP)
-    followed = (Decode(), Follow(mask="mask"), CROP)
-    assert steps_of(followed, 256) == (Decode(), Follow(mask="mask"), resize, CROP)
+    assert steps_of((op.Decode(), CROP), 256) == (op.Decode(), resize, CROP)
+    followed = (op.Decode(), op.Follow(mask="mask"), CROP)
+    assert steps_of(followed, 256) == (op.Decode(), op.Follow(mask="mask"), resize, CROP)
     assert steps_of(followed, None) == followed
-    assert steps_of((Decode(field="photo"), CROP), 9)[1] == Resize(field="photo", shorter_side=9)
+    assert steps_of((op.Decode(field="photo"), CROP), 9)[1] == op.Resize(field="photo", shorter_side=9)
 
 
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
         ([OneHot(field="label", classes=5)], "no step decodes"),
-        ([FLIP, Decode()], r'"random_flip" \(pipeline\[0\]\) is random and is before "decode"'),
-        ([Call(function="a:b", random=False), Decode()], r'"call" \(pipeline\[0\]\) runs in each epoch'),
+        ([FLIP, op.Decode()], r'"random_flip" \(pipeline\[0\]\) is random and is before "decode"'),
+        ([Call(function="a:b", random=False), op.Decode()], r'"call" \(pipeline\[0\]\) runs in each epoch'),
         ([Pick(field="captions"), TOKENIZE], r'is random and is before "tokenize", so no tokens are the same'),
     ],
 )
@@ -136,19 +127,21 @@ def test_a_cache_does_not_change_any_bytes(name, kind):
 
 def test_files_that_are_cropped_first_may_have_access_points():
     """This needs that no function and no earlier step reads their bytes."""
-    limited = Decode(field="photo", max_bytes=5000)
+    limited = op.Decode(field="photo", max_bytes=5000)
 
-    assert cropped_files([Decode(), CROP, FLIP]) == {"image": Decode().max_bytes}
-    assert cropped_files([Decode(), Follow(mask="mask"), CenterCrop(size=(8, 8))]) == {"image": Decode().max_bytes}
-    assert cropped_files([Decode(), limited, RandomCrop(field="photo", size=(8, 8)), FLIP]) == {"photo": 5000}
+    assert cropped_files([op.Decode(), CROP, FLIP]) == {"image": op.Decode().max_bytes}
+    assert cropped_files([op.Decode(), op.Follow(mask="mask"), op.CenterCrop(size=(8, 8))]) == {
+        "image": op.Decode().max_bytes
+    }
+    assert cropped_files([op.Decode(), limited, op.RandomCrop(field="photo", size=(8, 8)), FLIP]) == {"photo": 5000}
     for steps in (
-        [Decode(), Resize(shorter_side=80), CROP],
-        [Decode(), FLIP, CROP],
-        [Decode()],
-        [Call(function="a:b"), Decode(), CROP],
-        [Decode(), Call(function="a:b"), CROP],
-        [Rename(field="other", to="image"), Decode(), CROP],
+        [op.Decode(), op.Resize(shorter_side=80), CROP],
+        [op.Decode(), FLIP, CROP],
+        [op.Decode()],
+        [Call(function="a:b"), op.Decode(), CROP],
+        [op.Decode(), Call(function="a:b"), CROP],
+        [Rename(field="other", to="image"), op.Decode(), CROP],
     ):
         assert cropped_files(steps) == {}
         assert "and there is none" in crop_problem(steps)
-    assert crop_problem([Decode(), CROP]) is None
+    assert crop_problem([op.Decode(), CROP]) is None

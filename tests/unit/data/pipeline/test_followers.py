@@ -13,21 +13,7 @@ from hypothesis import strategies as st
 
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Cast, Rename
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    ColorJitter,
-    Cutout,
-    Decode,
-    Follow,
-    Layout,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.sample_fields import drawing_step
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.samples.columns import Column
@@ -47,25 +33,25 @@ from support.images import (
 from support.pipelines import run_fields
 
 HEIGHT, WIDTH = 60, 80
-FOLLOW = Follow(mask="mask", boxes="boxes", points="points", mask_fill=0)
+FOLLOW = op.Follow(mask="mask", boxes="boxes", points="points", mask_fill=0)
 GRID = np.stack(np.meshgrid(np.arange(2, WIDTH, 4), np.arange(2, HEIGHT, 4)), -1).reshape(-1, 2).astype(np.float32)
 BOXES = np.array([[8, 8, 30, 28], [40, 5, 75, 20], [20, 30, 60, 55], [70, 50, 80, 60]], np.float32)
-FINAL = Resize(size=(48, 52))
+FINAL = op.Resize(size=(48, 52))
 
 GEOMETRY = [
-    Resize(size=(50, 70)),
-    Resize(shorter_side=70),
-    CenterCrop(size=(45, 66)),
-    CenterCrop(size=(66, 45)),
-    RandomCrop(size=(50, 50)),
-    RandomCrop(size=(64, 64), padding=8),
-    RandomResizedCrop(size=(48, 56), scale=(0.4, 1.0)),
-    RandomFlip(probability=1),
-    RandomFlip(direction="both"),
-    Pad(border=(1, 5, 9, 2)),
-    Rotate(quarter_turns=(1,)),
-    Rotate(quarter_turns=(0, 1, 2, 3)),
-    Rotate(degrees=(-30, 30)),
+    op.Resize(size=(50, 70)),
+    op.Resize(shorter_side=70),
+    op.CenterCrop(size=(45, 66)),
+    op.CenterCrop(size=(66, 45)),
+    op.RandomCrop(size=(50, 50)),
+    op.RandomCrop(size=(64, 64), padding=8),
+    op.RandomResizedCrop(size=(48, 56), scale=(0.4, 1.0)),
+    op.RandomFlip(probability=1),
+    op.RandomFlip(direction="both"),
+    op.Pad(border=(1, 5, 9, 2)),
+    op.Rotate(quarter_turns=(1,)),
+    op.Rotate(quarter_turns=(0, 1, 2, 3)),
+    op.Rotate(degrees=(-30, 30)),
 ]
 
 
@@ -93,7 +79,7 @@ def run_all(steps, image, mask, sample=0, **others):
     values = {"image": memoryview(image), "boxes": BOXES, "points": GRID, **others}
     is_file = isinstance(mask, bytes)
     values["mask"] = memoryview(mask) if is_file else mask
-    return run_fields(columns_of(len(GRID), is_file), [Decode(), FOLLOW, *steps], values, sample)
+    return run_fields(columns_of(len(GRID), is_file), [op.Decode(), FOLLOW, *steps], values, sample)
 
 
 def at(image, point):
@@ -208,12 +194,17 @@ def any_angle(steps):
 
 def test_the_geometry_is_drawn_once_for_an_image_and_its_followers():
     """With followers the image is equal to that without them."""
-    steps = [RandomResizedCrop(size=(30, 30)), RandomFlip(direction="both"), Rotate(degrees=(-9, 9)), Normalize()]
+    steps = [
+        op.RandomResizedCrop(size=(30, 30)),
+        op.RandomFlip(direction="both"),
+        op.Rotate(degrees=(-9, 9)),
+        op.Normalize(),
+    ]
     file = jpeg_with_exif(jpeg(photo(HEIGHT, WIDTH)), 3)
     columns, values = [Column("image", "encoded")], {"image": memoryview(file)}
 
     for sample in range(5):
-        alone = run_fields(columns, [Decode(), *steps], values, sample)["image"]
+        alone = run_fields(columns, [op.Decode(), *steps], values, sample)["image"]
         assert np.array_equal(run_all(steps, file, np.zeros((HEIGHT, WIDTH), np.uint8), sample)["image"], alone)
 
 
@@ -222,16 +213,16 @@ def test_followers_follow_through_every_stage():
     file = encode(where(), ".png")
     mask = np.random.default_rng(1).integers(0, 20, (HEIGHT, WIDTH), np.uint8)
     geometry = [
-        CenterCrop(size=(50, 70)),
-        RandomFlip(probability=1),
-        Rotate(degrees=(9, 9)),
-        Rotate(quarter_turns=(1,)),
+        op.CenterCrop(size=(50, 70)),
+        op.RandomFlip(probability=1),
+        op.Rotate(degrees=(9, 9)),
+        op.Rotate(quarter_turns=(1,)),
     ]
-    jitter = ColorJitter(brightness=0.5)
+    jitter = op.ColorJitter(brightness=0.5)
 
     one = run_all(geometry, file, mask)
     other = run_all(
-        [jitter, geometry[0], Cutout(size=(9, 9)), *geometry[1:3], jitter, geometry[3], Layout()], file, mask
+        [jitter, geometry[0], op.Cutout(size=(9, 9)), *geometry[1:3], jitter, geometry[3], op.Layout()], file, mask
     )
 
     assert np.array_equal(one["mask"], other["mask"])
@@ -250,11 +241,11 @@ def test_an_image_that_is_renamed_still_has_its_followers():
         Column("points", dtype="float32", shape=(len(GRID), 2)),
     ]
     values = {"image": memoryview(encode(where(), ".png")), "mask": mask, "boxes": BOXES, "points": GRID}
-    geometry = [CenterCrop(size=(50, 70)), RandomFlip(probability=1)]
+    geometry = [op.CenterCrop(size=(50, 70)), op.RandomFlip(probability=1)]
     one = run_all(geometry, encode(where(), ".png"), mask)
 
     photo_geometry = [replace(step, field="photo") for step in geometry]
-    renamed = [Decode(), FOLLOW, Rename(field="image", to="photo"), *photo_geometry]
+    renamed = [op.Decode(), FOLLOW, Rename(field="image", to="photo"), *photo_geometry]
     ends = [Cast(field="mask", dtype="int64"), PadBatch(field="boxes", max_shape=(9, 4))]
     other = run_fields(columns, [*renamed, *ends], values)
 
@@ -267,7 +258,7 @@ def test_an_image_that_is_renamed_still_has_its_followers():
 
 def test_the_mask_of_a_bad_sample_is_all_fill():
     """A training that ignores the value 255 ignores the whole mask."""
-    steps = [Decode(), Follow(mask="mask", mask_fill=255), Resize(size=(4, 5))]
+    steps = [op.Decode(), op.Follow(mask="mask", mask_fill=255), op.Resize(size=(4, 5))]
     pipeline = Pipeline([Column("image", "encoded"), Column("mask", "encoded")], steps, 0)
     row = {"image": np.full((4, 5, 3), 7, np.uint8), "mask": np.full((4, 5), 7, np.uint8)}
 
@@ -283,11 +274,11 @@ def test_scaled_decoding_moves_no_follower():
     mask = np.random.default_rng(1).integers(0, 20, (640, 480), np.uint8)
     columns = columns_of(len(GRID), mask=False)
     values = {"image": memoryview(file), "mask": mask, "boxes": BOXES * 5, "points": GRID * 5}
-    steps = [FOLLOW, RandomResizedCrop(size=(32, 32), scale=(0.5, 1)), RandomFlip()]
+    steps = [FOLLOW, op.RandomResizedCrop(size=(32, 32), scale=(0.5, 1)), op.RandomFlip()]
 
     for sample in range(4):
-        scaled = run_fields(columns, [Decode(), *steps], values, sample)
-        whole = run_fields(columns, [Decode(scale="off"), *steps], values, sample)
+        scaled = run_fields(columns, [op.Decode(), *steps], values, sample)
+        whole = run_fields(columns, [op.Decode(scale="off"), *steps], values, sample)
         assert not np.array_equal(scaled["image"], whole["image"])
         assert all(np.array_equal(scaled[name], whole[name]) for name in ("mask", "boxes", "points"))
 
@@ -296,15 +287,15 @@ def test_values_of_a_mask_are_kept_and_it_has_its_own_fill():
     """Each value occurs in the input, or is the mask's fill, which differs from the image's."""
     mask = np.random.default_rng(2).choice([3, 90, 200], (HEIGHT, WIDTH)).astype(np.uint8)
     steps = [
-        Follow(mask="mask", mask_fill=255),
-        Rotate(degrees=(20, 20), fill=(9,)),
-        Resize(size=(33, 90)),
-        Pad(size=(90, 99)),
+        op.Follow(mask="mask", mask_fill=255),
+        op.Rotate(degrees=(20, 20), fill=(9,)),
+        op.Resize(size=(33, 90)),
+        op.Pad(size=(90, 99)),
     ]
 
     made = run_fields(
         columns_of(len(GRID))[:2],
-        [Decode(), *steps],
+        [op.Decode(), *steps],
         {"image": memoryview(encode(where(), ".png")), "mask": memoryview(encode(mask, ".png"))},
     )
 
@@ -325,7 +316,7 @@ def test_a_mask_is_resampled_at_the_middle_of_its_new_pixels(factor):
         centres = np.floor((np.arange(size) + 0.5) * 60 / size).astype(int)
 
         made = run_fields(
-            columns, [Follow(mask="mask"), Resize(size=(size, size))], {"image": where(60, 60), "mask": mask}
+            columns, [op.Follow(mask="mask"), op.Resize(size=(size, size))], {"image": where(60, 60), "mask": mask}
         )
 
         assert np.array_equal(made["mask"], mask[centres][:, centres])
@@ -346,7 +337,13 @@ def test_boxes_are_clipped_and_lost_ones_become_zeros():
     ]
     columns[1] = Column("boxes", dtype="float32", shape=(5, 4))
     values = {"image": memoryview(encode(where(), ".png")), "boxes": boxes, "n": 1}
-    steps = [Decode(), Follow(boxes="boxes"), CenterCrop(size=(30, 40)), Pad(size=(60, 80)), Rotate(degrees=(0, 0))]
+    steps = [
+        op.Decode(),
+        op.Follow(boxes="boxes"),
+        op.CenterCrop(size=(30, 40)),
+        op.Pad(size=(60, 80)),
+        op.Rotate(degrees=(0, 0)),
+    ]
 
     made = run_fields(columns, steps, values)["boxes"]
 
@@ -380,12 +377,12 @@ def run_labelled(steps, boxes=CROPPED):
     return made["boxes"], made["classes"], made["scores"]
 
 
-@pytest.mark.parametrize("between", [[], [ColorJitter(brightness=0.5)], [Rename(field="n", to="m")]])
-@pytest.mark.parametrize("turn", [Rotate(degrees=(0, 0)), RandomFlip(probability=0)])
+@pytest.mark.parametrize("between", [[], [op.ColorJitter(brightness=0.5)], [Rename(field="n", to="m")]])
+@pytest.mark.parametrize("turn", [op.Rotate(degrees=(0, 0)), op.RandomFlip(probability=0)])
 def test_labels_of_boxes_that_vanish_go_with_them(between, turn):
     """This holds in one stage and in several; the rows that stay keep their order."""
-    follow = Follow(boxes="boxes", labels=("classes", "scores"))
-    steps = [Decode(), follow, CenterCrop(size=(30, 40)), *between, Pad(size=(60, 80)), turn]
+    follow = op.Follow(boxes="boxes", labels=("classes", "scores"))
+    steps = [op.Decode(), follow, op.CenterCrop(size=(30, 40)), *between, op.Pad(size=(60, 80)), turn]
 
     boxes, classes, scores = run_labelled(steps)
 
@@ -396,17 +393,24 @@ def test_labels_of_boxes_that_vanish_go_with_them(between, turn):
     assert scores.dtype == np.float16
 
 
-@pytest.mark.parametrize("between", [[], [ColorJitter(brightness=0.5)]])
+@pytest.mark.parametrize("between", [[], [op.ColorJitter(brightness=0.5)]])
 @pytest.mark.parametrize(
     ("min_visible", "left"), [(0.0, [1, 5]), (0.49, [1, 5]), (0.5, [1, 5]), (0.51, [1]), (1.0, [])]
 )
 def test_a_box_of_which_too_little_is_visible_vanishes(between, min_visible, left):
     """It is what a step leaves of what it found; scaling, padding and turning leave all."""
-    follow = Follow(boxes="boxes", labels=("classes",), min_visible=min_visible)
+    follow = op.Follow(boxes="boxes", labels=("classes",), min_visible=min_visible)
     boxes = CROPPED.copy()
     boxes[1] = [21, 16, 59, 44.5]
     boxes[1, 2] = 61
-    steps = [Decode(), follow, CenterCrop(size=(30, 40)), *between, Resize(size=(60, 80)), Rotate(quarter_turns=(1,))]
+    steps = [
+        op.Decode(),
+        follow,
+        op.CenterCrop(size=(30, 40)),
+        *between,
+        op.Resize(size=(60, 80)),
+        op.Rotate(quarter_turns=(1,)),
+    ]
 
     assert run_labelled(steps, boxes)[1].tolist() == left
 
@@ -416,30 +420,30 @@ def test_boxes_alone_may_vanish_or_keep_their_places():
 
     The labels are untouched.
     """
-    crop = CenterCrop(size=(30, 40))
+    crop = op.CenterCrop(size=(30, 40))
 
-    for follow in (Follow(boxes="boxes"), Follow(boxes="boxes", keep_empty=True)):
-        boxes, classes, _scores = run_labelled([Decode(), follow, crop])
+    for follow in (op.Follow(boxes="boxes"), op.Follow(boxes="boxes", keep_empty=True)):
+        boxes, classes, _scores = run_labelled([op.Decode(), follow, crop])
         assert boxes.any(axis=1).tolist() == [False, True, False, False, False, True]
         assert len(classes) == len(CROPPED)
-    assert len(run_labelled([Decode(), Follow(boxes="boxes", keep_empty=False), crop])[0]) == 2
-    assert not run_labelled([Decode(), Follow(boxes="boxes", min_visible=0.6), crop])[0].any()
+    assert len(run_labelled([op.Decode(), op.Follow(boxes="boxes", keep_empty=False), crop])[0]) == 2
+    assert not run_labelled([op.Decode(), op.Follow(boxes="boxes", min_visible=0.6), crop])[0].any()
 
 
 def test_rows_that_leave_at_random_have_no_length_to_measure():
     """Buckets and packs ask which step draws the length of a field."""
-    crop, flip = RandomCrop(size=(30, 40)), RandomFlip()
-    drops, keeps = Follow(boxes="boxes", labels=("classes",)), Follow(boxes="boxes")
+    crop, flip = op.RandomCrop(size=(30, 40)), op.RandomFlip()
+    drops, keeps = op.Follow(boxes="boxes", labels=("classes",)), op.Follow(boxes="boxes")
 
-    assert [drawing_step([Decode(), drops, crop], name) for name in ("boxes", "classes")] == ["random_crop"] * 2
-    assert drawing_step([Decode(), keeps, crop], "boxes") is None
-    assert drawing_step([Decode(), drops, flip], "classes") is None
+    assert [drawing_step([op.Decode(), drops, crop], name) for name in ("boxes", "classes")] == ["random_crop"] * 2
+    assert drawing_step([op.Decode(), keeps, crop], "boxes") is None
+    assert drawing_step([op.Decode(), drops, flip], "classes") is None
 
 
 def test_labels_of_another_number_than_boxes_are_a_bad_sample():
     """The reason has both numbers."""
     with pytest.raises(SampleUndecodable, match="its 'classes' has 6 rows, and its 'boxes' 5"):
-        run_labelled([Decode(), Follow(boxes="boxes", labels=("classes",)), FINAL], CROPPED[:5])
+        run_labelled([op.Decode(), op.Follow(boxes="boxes", labels=("classes",)), FINAL], CROPPED[:5])
 
 
 def test_a_rotated_box_encloses_its_corners():
@@ -451,7 +455,9 @@ def test_a_rotated_box_encloses_its_corners():
     values = {"image": memoryview(encode(where(), ".png")), "boxes": np.array([[30, 20, 50, 40]], np.float32)}
 
     made = run_fields(
-        columns, [Decode(), Follow(boxes="boxes"), Rotate(degrees=(45, 45)), CenterCrop(size=(60, 80))], values
+        columns,
+        [op.Decode(), op.Follow(boxes="boxes"), op.Rotate(degrees=(45, 45)), op.CenterCrop(size=(60, 80))],
+        values,
     )
 
     half = 10 * np.sqrt(2)
@@ -464,7 +470,9 @@ def test_points_outside_keep_their_coordinates():
     values = {"image": memoryview(encode(where(), ".png")), "points": np.array([[0, 0], [79, 59]], np.float32)}
 
     made = run_fields(
-        columns, [Decode(), Follow(points="points"), CenterCrop(size=(20, 20)), RandomFlip(probability=1)], values
+        columns,
+        [op.Decode(), op.Follow(points="points"), op.CenterCrop(size=(20, 20)), op.RandomFlip(probability=1)],
+        values,
     )
 
     assert np.array_equal(made["points"], [[50, -20], [-29, 39]])
@@ -479,7 +487,7 @@ def test_the_indices_of_a_palette_are_the_mask(bits):
 
     columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
     made = run_fields(
-        columns, [Follow(mask="mask"), Resize(size=(8, 16))], {"image": where(8, 16), "mask": memoryview(mask)}
+        columns, [op.Follow(mask="mask"), op.Resize(size=(8, 16))], {"image": where(8, 16), "mask": memoryview(mask)}
     )
 
     assert np.array_equal(made["mask"], indices)
@@ -497,7 +505,7 @@ def test_the_grey_numbers_of_a_png_are_the_mask(bits):
     columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
     for data in (mask, png_with(mask, b"gAMA", pack(">I", 100_000)), png_with(mask, b"tRNS", b"\0\1")):
         values = {"image": where(8, 16), "mask": memoryview(data)}
-        made = run_fields(columns, [Follow(mask="mask"), Resize(size=(8, 16))], values)
+        made = run_fields(columns, [op.Follow(mask="mask"), op.Resize(size=(8, 16))], values)
 
         assert np.array_equal(made["mask"], numbers)
 
@@ -534,7 +542,7 @@ WIDE = {
 def test_a_wide_mask_has_the_numbers_of_its_file(data, ids):
     """16 bits, or red + 256 green + 65536 blue as in COCO's panoptic files; all are exact."""
     columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
-    steps = [Follow(mask="mask", mask_type="int32"), Resize(size=(8, 16))]
+    steps = [op.Follow(mask="mask", mask_type="int32"), op.Resize(size=(8, 16))]
     for file in (data, png_with(data, b"gAMA", pack(">I", 100_000)), png_with_exif(data, 6)):
         made = run_fields(columns, steps, {"image": where(8, 16), "mask": memoryview(file)})["mask"]
 
@@ -556,7 +564,7 @@ def test_a_file_whose_numbers_are_no_ids_is_a_bad_sample(mask, problem):
     values = {"image": where(8, 16), "mask": memoryview(mask)}
 
     with pytest.raises(SampleUndecodable, match=problem):
-        run_fields(columns, [Follow(mask="mask", mask_type="int32"), Resize(size=(8, 16))], values)
+        run_fields(columns, [op.Follow(mask="mask", mask_type="int32"), op.Resize(size=(8, 16))], values)
 
 
 def test_the_exif_tag_of_a_mask_does_not_count():
@@ -565,7 +573,7 @@ def test_the_exif_tag_of_a_mask_does_not_count():
     columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
     values = {"image": where(8, 16), "mask": memoryview(png_with_exif(encode(indices, ".png"), 3))}
 
-    assert np.array_equal(run_fields(columns, [Follow(mask="mask"), Layout()], values)["mask"], indices)
+    assert np.array_equal(run_fields(columns, [op.Follow(mask="mask"), op.Layout()], values)["mask"], indices)
 
 
 @pytest.mark.parametrize(

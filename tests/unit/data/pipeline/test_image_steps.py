@@ -9,23 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.data.pipeline.effects import effect
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    ColorJitter,
-    Cutout,
-    Decode,
-    Gray,
-    Layout,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-    SubtractMean,
-    To,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.image.stages import ImageStage
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Timings
@@ -71,7 +55,7 @@ def test_a_random_crop_is_a_part_of_the_padded_image(size, padding):
         top = int((whole.shape[0] - size[0] + 1) * row)
         left = int((whole.shape[1] - size[1] + 1) * column)
 
-        result = run_on_pixels([RandomCrop(size=size, padding=padding, fill=(9, 8, 7))], NOISE, sample=sample)
+        result = run_on_pixels([op.RandomCrop(size=size, padding=padding, fill=(9, 8, 7))], NOISE, sample=sample)
 
         assert np.array_equal(result, whole[top : top + size[0], left : left + size[1]])
 
@@ -80,7 +64,7 @@ def test_a_crop_beside_the_image_is_all_fill():
     """A crop that lies wholly in the padding shows only the fill and nothing of the image."""
     white = np.full((4, 4, 3), 255, np.uint8)
 
-    crops = [run_on_pixels([RandomCrop(size=(5, 5), padding=30, fill=(1,))], white, sample=n) for n in range(60)]
+    crops = [run_on_pixels([op.RandomCrop(size=(5, 5), padding=30, fill=(1,))], white, sample=n) for n in range(60)]
 
     assert any((crop == 1).all() for crop in crops)
     assert any((crop == 255).any() for crop in crops)
@@ -89,12 +73,12 @@ def test_a_crop_beside_the_image_is_all_fill():
 @pytest.mark.parametrize(
     ("step", "above", "left", "size"),
     [
-        (Pad(border=(1, 2, 3, 4), fill=(5,)), 1, 3, (34, 51)),
-        (Pad(border=(0, 0, 0, 0), fill=(5,)), 0, 0, (31, 44)),
-        (Pad(size=(40, 47), fill=(5,)), 4, 1, (40, 47)),
-        (Pad(size=(31, 60), fill=(5,)), 0, 8, (31, 60)),
-        (Pad(size=(40, 47), place="top_left", fill=(5,)), 0, 0, (40, 47)),
-        (Pad(size=(31, 44)), 0, 0, (31, 44)),
+        (op.Pad(border=(1, 2, 3, 4), fill=(5,)), 1, 3, (34, 51)),
+        (op.Pad(border=(0, 0, 0, 0), fill=(5,)), 0, 0, (31, 44)),
+        (op.Pad(size=(40, 47), fill=(5,)), 4, 1, (40, 47)),
+        (op.Pad(size=(31, 60), fill=(5,)), 0, 8, (31, 60)),
+        (op.Pad(size=(40, 47), place="top_left", fill=(5,)), 0, 0, (40, 47)),
+        (op.Pad(size=(31, 44)), 0, 0, (31, 44)),
     ],
 )
 def test_pad_puts_the_image_into_its_fill(step, above, left, size):
@@ -107,7 +91,7 @@ def test_pad_puts_the_image_into_its_fill(step, above, left, size):
 
 def test_a_fill_may_have_a_number_for_each_channel():
     """A fill with several numbers gives one to each channel, in the order of the channels."""
-    result = run_on_pixels([Pad(border=(1, 0, 0, 0), fill=(1, 2, 3))], NOISE)
+    result = run_on_pixels([op.Pad(border=(1, 0, 0, 0), fill=(1, 2, 3))], NOISE)
 
     assert (result[0] == (1, 2, 3)).all()
 
@@ -115,34 +99,35 @@ def test_a_fill_may_have_a_number_for_each_channel():
 def test_an_image_that_pad_cannot_hold_is_a_bad_sample():
     """An image too large for "pad", or a border too large for memory, fails with both sizes."""
     with pytest.raises(SampleUndecodable, match='44 x 31 pixels do not fit into the 50 x 30 of "pad"'):
-        run_once([Decode(), Pad(size=(30, 50))], encode(NOISE, ".png"))
+        run_once([op.Decode(), op.Pad(size=(30, 50))], encode(NOISE, ".png"))
     with pytest.raises(SampleUndecodable, match="would be padded to 44 x 16415, more than the 5000 pixels"):
         run_once(
-            [Decode(max_pixels=5000), Pad(border=(16384, 0, 0, 0)), CenterCrop(size=(2, 2))], encode(NOISE, ".png")
+            [op.Decode(max_pixels=5000), op.Pad(border=(16384, 0, 0, 0)), op.CenterCrop(size=(2, 2))],
+            encode(NOISE, ".png"),
         )
 
 
 @pytest.mark.parametrize("count", range(4))
 def test_quarter_turns_are_counter_clockwise(count):
     """Quarter turns are exact and turn in the same direction as numpy's rot90."""
-    assert np.array_equal(run_on_pixels([Rotate(quarter_turns=(count,))], NOISE), np.rot90(NOISE, count))
+    assert np.array_equal(run_on_pixels([op.Rotate(quarter_turns=(count,))], NOISE), np.rot90(NOISE, count))
 
 
 def test_quarter_turns_are_drawn_from_the_list():
     """Each angle of the list is equally likely; a list of one angle draws no random number."""
     square = NOISE[:31, :31]
     turned = {count: np.rot90(square, count).tobytes() for count in range(4)}
-    step = Rotate(quarter_turns=(0, 1, 3))
+    step = op.Rotate(quarter_turns=(0, 1, 3))
 
     seen = [run_on_pixels([step], square, sample=n).tobytes() for n in range(300)]
 
     counts = [seen.count(turned[count]) for count in (0, 1, 3)]
     assert sum(counts) == 300
     assert min(counts) > 70
-    flip = RandomFlip()
+    flip = op.RandomFlip()
     for sample in range(8):
         alone = run_on_pixels([flip], square, sample=sample)
-        behind = run_on_pixels([Rotate(quarter_turns=(2,)), flip], square, sample=sample)
+        behind = run_on_pixels([op.Rotate(quarter_turns=(2,)), flip], square, sample=sample)
         assert np.array_equal(behind, np.rot90(alone, 2))
 
 
@@ -175,8 +160,8 @@ def rotated(image, degrees, method, fill):
 @pytest.mark.parametrize("degrees", [-180.0, -33.0, -5.5, 0.0, 0.25, 7.3, 45.0, 179.0])
 def test_a_small_angle_is_what_its_description_says(degrees):
     """On noise, "nearest" takes the same pixels and "linear" is within one of the reference."""
-    linear = Rotate(degrees=(degrees, degrees), fill=(50, 100, 200))
-    nearest = Rotate(degrees=(degrees, degrees), interpolation="nearest", fill=(50, 100, 200))
+    linear = op.Rotate(degrees=(degrees, degrees), fill=(50, 100, 200))
+    nearest = op.Rotate(degrees=(degrees, degrees), interpolation="nearest", fill=(50, 100, 200))
 
     difference = np.abs(run_on_pixels([linear], NOISE) - rotated(NOISE, degrees, "linear", linear.fill))
     assert difference.max() <= ROUNDED + WARP_TOLERANCE
@@ -188,7 +173,7 @@ def test_angles_are_drawn_evenly_from_their_range():
     for sample in range(5):
         degrees = -20 + 50 * draws(1, sample=sample)[0]
 
-        result = run_on_pixels([Rotate(degrees=(-20, 30))], NOISE, sample=sample)
+        result = run_on_pixels([op.Rotate(degrees=(-20, 30))], NOISE, sample=sample)
 
         assert np.abs(result - rotated(NOISE, degrees, "linear", (0,))).max() <= ROUNDED + WARP_TOLERANCE
 
@@ -198,23 +183,28 @@ def test_an_image_too_wide_to_be_rotated_is_a_bad_sample():
     strip = np.zeros((1, 40_000, 3), np.uint8)
 
     with pytest.raises(SampleUndecodable, match="40000 x 1 pixels cannot be rotated"):
-        run_on_pixels([Rotate(degrees=(1, 1))], strip)
+        run_on_pixels([op.Rotate(degrees=(1, 1))], strip)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(
     "steps",
     [
-        [RandomCrop(size=(40, 50), padding=9, fill=(3, 4, 5))],
-        [Rotate(quarter_turns=(1,)), RandomCrop(size=(50, 20))],
+        [op.RandomCrop(size=(40, 50), padding=9, fill=(3, 4, 5))],
+        [op.Rotate(quarter_turns=(1,)), op.RandomCrop(size=(50, 20))],
         [
-            RandomFlip(direction="both"),
-            Rotate(quarter_turns=(0, 3)),
-            Pad(border=(1, 2, 3, 4)),
-            CenterCrop(size=(30, 50)),
+            op.RandomFlip(direction="both"),
+            op.Rotate(quarter_turns=(0, 3)),
+            op.Pad(border=(1, 2, 3, 4)),
+            op.CenterCrop(size=(30, 50)),
         ],
-        [Pad(size=(90, 90), place="top_left", fill=(9,)), Rotate(quarter_turns=(0, 1, 2, 3))],
-        [RandomFlip(), Cutout(size=(9, 9)), Pad(size=(90, 90), fill=(9,)), RandomFlip(direction="vertical")],
+        [op.Pad(size=(90, 90), place="top_left", fill=(9,)), op.Rotate(quarter_turns=(0, 1, 2, 3))],
+        [
+            op.RandomFlip(),
+            op.Cutout(size=(9, 9)),
+            op.Pad(size=(90, 90), fill=(9,)),
+            op.RandomFlip(direction="vertical"),
+        ],
     ],
     ids=["random_crop", "turn", "many", "pad", "cutout between flips"],
 )
@@ -223,8 +213,8 @@ def test_new_geometry_sees_the_upright_image_however_it_is_stored(steps, orienta
     image = photo(60, 80)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
     for sample in range(4):
-        one = run_once([Decode(), *steps], turned, sample=sample)
-        other = run_once([Decode(), *steps], encode(image, ".png"), sample=sample)
+        one = run_once([op.Decode(), *steps], turned, sample=sample)
+        other = run_once([op.Decode(), *steps], encode(image, ".png"), sample=sample)
         assert np.array_equal(one, other)
 
 
@@ -236,7 +226,7 @@ def test_a_small_angle_turns_the_upright_image(orientation):
     """
     image = photo(60, 80)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
-    steps = [Decode(), RandomFlip(), Rotate(degrees=(20, 20)), Resize(size=(60, 80))]
+    steps = [op.Decode(), op.RandomFlip(), op.Rotate(degrees=(20, 20)), op.Resize(size=(60, 80))]
     for sample in range(3):
         difference = run_once(steps, turned, sample=sample) - run_once(
             steps, encode(image, ".png"), sample=sample
@@ -250,7 +240,7 @@ def test_flips_of_both_axes_draw_left_and_right_first():
         horizontal, vertical = (number < 0.5 for number in draws(2, sample=sample))
         expected = NOISE[:: -1 if vertical else 1, :: -1 if horizontal else 1]
 
-        assert np.array_equal(run_on_pixels([RandomFlip(direction="both")], NOISE, sample=sample), expected)
+        assert np.array_equal(run_on_pixels([op.RandomFlip(direction="both")], NOISE, sample=sample), expected)
 
 
 # --- pixels ---------------------------------------------------------------------------------------
@@ -264,7 +254,7 @@ def grey_of(image):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gray_is_the_weighted_sum(channels):
     """Grey is the rounded weighted sum, in one channel or in three equal ones."""
-    result = run_on_pixels([Gray(channels=channels)], NOISE)
+    result = run_on_pixels([op.Gray(channels=channels)], NOISE)
 
     assert np.abs(result - grey_of(NOISE)[..., np.newaxis]).max() <= GREY_TOLERANCE
     assert result.shape == (31, 44, channels)
@@ -273,24 +263,27 @@ def test_gray_is_the_weighted_sum(channels):
 def test_gray_knows_blue_green_red():
     """The weights belong to the colours, not to the places of the channels."""
     data = encode(NOISE, ".png")
-    crop = CenterCrop(size=(31, 44))
+    crop = op.CenterCrop(size=(31, 44))
 
     assert np.array_equal(
-        run_once([Decode(color="bgr"), crop, Gray()], data), run_once([Decode(color="rgb"), crop, Gray()], data)
+        run_once([op.Decode(color="bgr"), crop, op.Gray()], data),
+        run_once([op.Decode(color="rgb"), crop, op.Gray()], data),
     )
-    jitter = ColorJitter(saturation=0.9, hue=0.4)
-    swapped = run_once([Decode(color="bgr"), crop, jitter], data)[..., ::-1].astype(int)
-    assert np.abs(swapped - run_once([Decode(), crop, jitter], data)).max() <= 1
+    jitter = op.ColorJitter(saturation=0.9, hue=0.4)
+    swapped = run_once([op.Decode(color="bgr"), crop, jitter], data)[..., ::-1].astype(int)
+    assert np.abs(swapped - run_once([op.Decode(), crop, jitter], data)).max() <= 1
 
 
 def test_gray_of_gray_changes_only_the_number_of_channels():
     """A grey image goes from one channel to three and back without other changes."""
     grey = NOISE[..., :1]
 
-    assert np.array_equal(run_on_pixels([Gray(channels=1)], grey), grey)
-    assert np.array_equal(run_on_pixels([Gray()], grey), np.repeat(grey, 3, axis=2))
-    assert np.array_equal(run_on_pixels([Gray(), ColorJitter(), Gray(channels=1)], grey), grey)
-    assert np.array_equal(run_on_pixels([Gray(channels=1), Gray(), Gray(channels=1), Gray()], grey)[..., :1], grey)
+    assert np.array_equal(run_on_pixels([op.Gray(channels=1)], grey), grey)
+    assert np.array_equal(run_on_pixels([op.Gray()], grey), np.repeat(grey, 3, axis=2))
+    assert np.array_equal(run_on_pixels([op.Gray(), op.ColorJitter(), op.Gray(channels=1)], grey), grey)
+    assert np.array_equal(
+        run_on_pixels([op.Gray(channels=1), op.Gray(), op.Gray(channels=1), op.Gray()], grey)[..., :1], grey
+    )
 
 
 def jittered(image, step, numbers):
@@ -327,7 +320,7 @@ def shifted_hue(image, turns):
 
 def grey_levels(image):
     """Return the levels that the step "gray" gives; that step has a test of its own."""
-    return run_on_pixels([Gray(channels=1)], image.astype(np.uint8)).astype(float)
+    return run_on_pixels([op.Gray(channels=1)], image.astype(np.uint8)).astype(float)
 
 
 CHANGES = [
@@ -341,12 +334,12 @@ CHANGES = [
 @pytest.mark.parametrize(
     "step",
     [
-        ColorJitter(brightness=0.4),
-        ColorJitter(contrast=0.4),
-        ColorJitter(saturation=0.9),
-        ColorJitter(saturation=5),
-        ColorJitter(hue=0.5),
-        ColorJitter(brightness=3, contrast=3),
+        op.ColorJitter(brightness=0.4),
+        op.ColorJitter(contrast=0.4),
+        op.ColorJitter(saturation=0.9),
+        op.ColorJitter(saturation=5),
+        op.ColorJitter(hue=0.5),
+        op.ColorJitter(brightness=3, contrast=3),
     ],
     ids=str,
 )
@@ -363,7 +356,7 @@ def test_color_jitter_makes_each_change_as_described(step):
 
 def test_color_jitter_changes_in_the_order_that_is_drawn():
     """All four changes run in the drawn order: each later factor multiplies a difference of one."""
-    step = ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+    step = op.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
     for sample in range(40):
         expected = jittered(NOISE, step, draws(5, sample=sample))
 
@@ -375,7 +368,7 @@ def test_color_jitter_changes_in_the_order_that_is_drawn():
 
 def test_color_jitter_of_one_channel_has_brightness_and_contrast_alone():
     """For one channel the step changes only brightness and contrast, and draws as many numbers."""
-    step = ColorJitter(brightness=0.5, saturation=0.5, hue=0.5)
+    step = op.ColorJitter(brightness=0.5, saturation=0.5, hue=0.5)
     grey = NOISE[..., 0]
     for sample in range(6):
         numbers = draws(4, sample=sample)
@@ -386,7 +379,7 @@ def test_color_jitter_of_one_channel_has_brightness_and_contrast_alone():
 
 def test_cutout_covers_rectangles_around_the_drawn_middles():
     """Each rectangle draws its row, then its column; all other pixels stay unchanged."""
-    step = Cutout(holes=3, size=(6, 9), fill=(1, 2, 3))
+    step = op.Cutout(holes=3, size=(6, 9), fill=(1, 2, 3))
     for sample in range(20):
         expected = NOISE.copy()
         numbers = draws(6, sample=sample)
@@ -399,12 +392,12 @@ def test_cutout_covers_rectangles_around_the_drawn_middles():
 
 def test_subtract_mean_rounds_each_number_once():
     """The result equals the reference to the last bit."""
-    step = SubtractMean(mean=(1.5, 100.25, 200), scale=1 / 58)
+    step = op.SubtractMean(mean=(1.5, 100.25, 200), scale=1 / 58)
     expected = ((NOISE - np.array(step.mean)) * step.scale).astype(np.float32)
 
     assert np.array_equal(run_on_pixels([step], NOISE), expected)
-    assert np.array_equal(run_on_pixels([step, Layout()], NOISE), expected.transpose(2, 0, 1))
-    default = run_on_pixels([SubtractMean()], NOISE)
+    assert np.array_equal(run_on_pixels([step, op.Layout()], NOISE), expected.transpose(2, 0, 1))
+    default = run_on_pixels([op.SubtractMean()], NOISE)
     assert np.array_equal(default, (NOISE - np.array([123.68, 116.779, 103.938])).astype(np.float32))
 
 
@@ -417,7 +410,7 @@ def test_to_gives_type_and_order_at_once(dtype, scale, layout, channels):
     image = np.concatenate([NOISE, NOISE[..., :1]], axis=2)[..., :channels]
     expected = (image / 255 if scale and dtype != "uint8" else image).astype(dtype)
 
-    result = run_on_pixels([To(dtype=dtype, scale=scale, layout=layout)], image)
+    result = run_on_pixels([op.To(dtype=dtype, scale=scale, layout=layout)], image)
 
     assert result.dtype == dtype
     assert np.array_equal(result, expected.transpose(2, 0, 1) if layout == "nchw" else expected)
@@ -429,7 +422,7 @@ def test_to_gives_type_and_order_at_once(dtype, scale, layout, channels):
 def test_an_array_without_pixels_is_a_bad_sample():
     """A source may give arrays of any size, so an array with a side of 0 must be a bad sample."""
     columns = {"image": Column("image", shape=(None, None, 3))}
-    stage = ImageStage([RandomFlip()], columns, columns, frozenset(), Timings())
+    stage = ImageStage([op.RandomFlip()], columns, columns, frozenset(), Timings())
 
     with pytest.raises(SampleUndecodable, match="an image without pixels: 5 x 0"):
         stage({"image": np.empty((0, 5, 3), np.uint8)}, SampleRandom(0), {})
@@ -442,8 +435,8 @@ def test_steps_happen_where_they_are_written():
     """
     dark_outside = np.zeros((30, 30, 3), np.uint8)
     dark_outside[10:20, 10:20] = NOISE[:10, :10]
-    crop = CenterCrop(size=(10, 10))
-    contrast = ColorJitter(contrast=0.9)
+    crop = op.CenterCrop(size=(10, 10))
+    contrast = op.ColorJitter(contrast=0.9)
     numbers = draws(2)
 
     before = run_on_pixels([contrast, crop], dark_outside)
@@ -456,7 +449,12 @@ def test_steps_happen_where_they_are_written():
 
 def test_holes_are_turned_with_the_image_that_they_were_cut_into():
     """A hole, a pad, a turn and another hole each apply in their place in the pipeline."""
-    steps = [Cutout(size=(4, 4), fill=(255,)), RandomFlip(), Pad(border=(2, 3, 4, 5), fill=(9,)), Cutout(size=(3, 3))]
+    steps = [
+        op.Cutout(size=(4, 4), fill=(255,)),
+        op.RandomFlip(),
+        op.Pad(border=(2, 3, 4, 5), fill=(9,)),
+        op.Cutout(size=(3, 3)),
+    ]
     numbers = draws(5, sample=4)
     expected = run_on_pixels([steps[0]], NOISE, sample=4)
     expected = expected[:, ::-1] if numbers[2] < 0.5 else expected
@@ -469,7 +467,7 @@ def test_holes_are_turned_with_the_image_that_they_were_cut_into():
 
 def test_max_pixels_counts_for_every_stage():
     """The limit also applies to geometry behind steps on pixels."""
-    steps = [Decode(max_pixels=5000), Gray(), Resize(shorter_side=70), CenterCrop(size=(9, 9))]
+    steps = [op.Decode(max_pixels=5000), op.Gray(), op.Resize(shorter_side=70), op.CenterCrop(size=(9, 9))]
 
     with pytest.raises(SampleUndecodable, match="would be resized to 99 x 70, more than the 5000 pixels"):
         run_once(steps, encode(NOISE, ".png"))
@@ -478,21 +476,21 @@ def test_max_pixels_counts_for_every_stage():
 def test_the_scale_of_decoding_is_chosen_for_what_comes_next():
     """A step on pixels sees the full image even if a resize follows it."""
     data = jpeg(photo(300, 400))
-    steps = [ColorJitter(contrast=0.5), Resize(size=(30, 40))]
+    steps = [op.ColorJitter(contrast=0.5), op.Resize(size=(30, 40))]
 
-    assert np.array_equal(run_once([Decode(), *steps], data), run_once([Decode(scale="off"), *steps], data))
+    assert np.array_equal(run_once([op.Decode(), *steps], data), run_once([op.Decode(scale="off"), *steps], data))
 
 
 EVERYTHING = [
-    Decode(),
-    RandomResizedCrop(size=(40, 44)),
-    ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
-    RandomCrop(size=(36, 36), padding=4, fill=(124, 116, 104)),
-    RandomFlip(direction="both"),
-    Rotate(quarter_turns=(0, 1, 2, 3)),
-    Rotate(degrees=(-15, 15)),
-    Cutout(holes=2, size=(6, 6), fill=(127,)),
-    Pad(size=(40, 40), fill=(1, 2, 3)),
+    op.Decode(),
+    op.RandomResizedCrop(size=(40, 44)),
+    op.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+    op.RandomCrop(size=(36, 36), padding=4, fill=(124, 116, 104)),
+    op.RandomFlip(direction="both"),
+    op.Rotate(quarter_turns=(0, 1, 2, 3)),
+    op.Rotate(degrees=(-15, 15)),
+    op.Cutout(holes=2, size=(6, 6), fill=(127,)),
+    op.Pad(size=(40, 40), fill=(1, 2, 3)),
 ]
 GOLDEN = "70c8f06dcc8278f1"
 GOLDEN_WITH_SMALL_ANGLES = "47c5a360c518222e"
@@ -514,7 +512,12 @@ def hash_of(steps):
     data = encode(NOISE, ".png")
     seen = sha256()
     for seed, epoch, sample in [(0, 0, 0), (0, 0, 1), (0, 3, 0), (7, 0, 0)]:
-        for end in ([], [Gray(), To(dtype="float16")], [SubtractMean(scale=0.5)], [Normalize(), Layout()]):
+        for end in (
+            [],
+            [op.Gray(), op.To(dtype="float16")],
+            [op.SubtractMean(scale=0.5)],
+            [op.Normalize(), op.Layout()],
+        ):
             seen.update(run_once([*steps, *end], data, epoch, sample, seed).tobytes())
     return seen.hexdigest()[:16]
 
@@ -537,28 +540,28 @@ def test_everything_ends_in_each_type_and_order():
 
     for dtype in ("uint8", "float32", "float16"):
         for layout in ("nhwc", "nchw"):
-            made = run_once([*EVERYTHING, To(dtype=dtype, scale=False, layout=layout)], data, sample=5)
+            made = run_once([*EVERYTHING, op.To(dtype=dtype, scale=False, layout=layout)], data, sample=5)
             assert np.array_equal(made.transpose(1, 2, 0) if layout == "nchw" else made, pixels)
-    normal = run_once([*EVERYTHING, Normalize()], data, sample=5)
-    assert np.array_equal(normal, run_on_pixels([Normalize()], pixels))
+    normal = run_once([*EVERYTHING, op.Normalize()], data, sample=5)
+    assert np.array_equal(normal, run_on_pixels([op.Normalize()], pixels))
 
 
 STEPS = [
-    CenterCrop(size=(22, 18)),
-    RandomCrop(size=(17, 23), padding=3, fill=(200,)),
-    RandomFlip(direction="both"),
-    Pad(border=(1, 2, 0, 3), fill=(7,)),
-    Rotate(quarter_turns=(0, 1, 2, 3)),
-    ColorJitter(brightness=0.5, contrast=0.5, saturation=0.5, hue=0.2),
-    Cutout(size=(5, 4), fill=(100,)),
-    Gray(),
+    op.CenterCrop(size=(22, 18)),
+    op.RandomCrop(size=(17, 23), padding=3, fill=(200,)),
+    op.RandomFlip(direction="both"),
+    op.Pad(border=(1, 2, 0, 3), fill=(7,)),
+    op.Rotate(quarter_turns=(0, 1, 2, 3)),
+    op.ColorJitter(brightness=0.5, contrast=0.5, saturation=0.5, hue=0.2),
+    op.Cutout(size=(5, 4), fill=(100,)),
+    op.Gray(),
 ]
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=7), st.integers(0, 50))
 def test_any_steps_give_what_each_gives_by_itself(steps, sample):
     """One pipeline of many steps equals a chain of stages with one step each, to the bit."""
-    steps = [*steps, CenterCrop(size=(16, 16))]
+    steps = [*steps, op.CenterCrop(size=(16, 16))]
     random = SampleRandom(0)
     random.start(0, sample, 0)
     before = {"image": Column("image", shape=(None, None, 3))}

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 
 from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.image.decode import Decoder
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    ColorJitter,
-    Decode,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-)
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.pipeline.shapes.options import Interleave, Pack, Ragged
@@ -124,7 +116,7 @@ def test_sizes_within_pixels_are_those_of_smart_resize(
     size: tuple[int, int], options: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     """Rounded to the nearest multiples, down in a large image, and up in a small one."""
-    step = Resize(**{"max_pixels": 1003520, "min_pixels": 3136, "multiple_of": 28, **options})
+    step = op.Resize(**{"max_pixels": 1003520, "min_pixels": 3136, "multiple_of": 28, **options})
     image = Column("image", shape=(None, None, 3))
 
     found: Any = Pipeline([image], [step], 0, has_rows=False).make({"image": np.zeros((*size, 3), np.uint8)}, 0, 0, 0)
@@ -182,8 +174,8 @@ def test_patches_that_a_row_has_no_room_for_make_a_bad_sample() -> None:
 def test_lengths_are_measured_by_the_headers_of_images(column: Column, monkeypatch: pytest.MonkeyPatch) -> None:
     """No image is decoded, and the lengths are those of whole samples."""
     steps: list[StepOptions] = [
-        Decode(field="images"),
-        Resize(field="images", max_pixels=900, multiple_of=4),
+        op.Decode(field="images"),
+        op.Resize(field="images", max_pixels=900, multiple_of=4),
         STEP,
     ]
     files = [memoryview(encode(photo(height, width), ".png")) for height, width in ((40, 24), (13, 29))]
@@ -205,18 +197,18 @@ def test_lengths_are_measured_by_the_headers_of_images(column: Column, monkeypat
     "steps",
     [
         [
-            RandomFlip(field="images"),
-            ColorJitter(field="images", brightness=0.4),
-            Rotate(field="images", degrees=(-9, 9)),
+            op.RandomFlip(field="images"),
+            op.ColorJitter(field="images", brightness=0.4),
+            op.Rotate(field="images", degrees=(-9, 9)),
         ],
-        [RandomResizedCrop(field="images", size=(8, 12))],
-        [RandomResizedCrop(field="images", size=(9, 9), probability=0.5), Resize(field="images", size=(8, 8))],
-        [Rotate(field="images", quarter_turns=(0, 1, 2, 3)), CenterCrop(field="images", size=(6, 6))],
+        [op.RandomResizedCrop(field="images", size=(8, 12))],
+        [op.RandomResizedCrop(field="images", size=(9, 9), probability=0.5), op.Resize(field="images", size=(8, 8))],
+        [op.Rotate(field="images", quarter_turns=(0, 1, 2, 3)), op.CenterCrop(field="images", size=(6, 6))],
     ],
 )
 def test_samples_with_augmented_images_are_packed(steps: list[StepOptions]) -> None:
     """Where chance decides no shape: a sample has as many tokens in every epoch."""
-    run = [Decode(field="images"), *steps, STEP]
+    run = [op.Decode(field="images"), *steps, STEP]
     files = [memoryview(encode(photo(20, 30), ".png")), memoryview(encode(photo(13, 9), ".jpg"))]
     values = {"tokens": np.array([1, PLACE, PLACE], np.int32), "mask": np.ones(3, np.int32), "images": files}
 
@@ -242,19 +234,19 @@ def test_samples_with_augmented_images_are_packed(steps: list[StepOptions]) -> N
         ),
         ([STEP], '"interleave" needs images .*; the first step on it must be { op = "decode", field = "images" }'),
         (
-            [Decode(field="images"), STEP, Pack(field="tokens", length=16)],
+            [op.Decode(field="images"), STEP, Pack(field="tokens", length=16)],
             'has too_long = "split", which would cut the patches',
         ),
         (
-            [Decode(field="images"), RandomResizedCrop(field="images", size=(4, 4), probability=0.5), STEP, PACK],
+            [op.Decode(field="images"), op.RandomResizedCrop(field="images", size=(4, 4), probability=0.5), STEP, PACK],
             '"random_resized_crop" draws another length of \'tokens\' each time; a "resize" with size',
         ),
         (
-            [Decode(field="images"), Resize(field="images", sizes=((4, 4), (8, 8))), STEP, PACK],
+            [op.Decode(field="images"), op.Resize(field="images", sizes=((4, 4), (8, 8))), STEP, PACK],
             "\"resize\" draws another length of 'tokens' each time; give it one size for all batches",
         ),
         (
-            [Decode(field="images"), STEP, Pack(field="images", length=16, too_long="drop")],
+            [op.Decode(field="images"), STEP, Pack(field="images", length=16, too_long="drop")],
             "\"pack\" needs numbers whose first dimension alone varies, and 'images'",
         ),
         ([Pack(field="tokens", length=16, patches=8)], '"pack" has patches, and no "interleave" makes some'),
@@ -270,7 +262,7 @@ def test_an_interleaving_that_cannot_be_is_refused(steps: list[StepOptions], pro
 def test_pixels_of_patches_may_be_ragged_without_packing() -> None:
     """Each sample has a row of its own then."""
     steps = [
-        Decode(field="images"),
+        op.Decode(field="images"),
         STEP,
         *(
             Ragged(field=name, max_shape=shape)

@@ -8,16 +8,7 @@ import pytest
 
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Cast, Pick
-from batchd.data.pipeline.image.options import (
-    CropToBucket,
-    Decode,
-    Follow,
-    Layout,
-    Normalize,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.pipeline.shapes.options import PadBatch, Patches, Ragged
@@ -42,10 +33,15 @@ def made(steps: list[StepOptions], pictures: list[Any], *, epoch: int = 0) -> An
 @pytest.mark.parametrize(
     "steps",
     [
-        [Decode(field=IMAGE)],
-        [Decode(field=IMAGE), Resize(field=IMAGE, shorter_side=20)],
-        [Decode(field=IMAGE), Resize(field=IMAGE, size=(20, 24))],
-        [Decode(field=IMAGE), Resize(field=IMAGE, size=(20, 24)), Normalize(field=IMAGE), Layout(field=IMAGE)],
+        [op.Decode(field=IMAGE)],
+        [op.Decode(field=IMAGE), op.Resize(field=IMAGE, shorter_side=20)],
+        [op.Decode(field=IMAGE), op.Resize(field=IMAGE, size=(20, 24))],
+        [
+            op.Decode(field=IMAGE),
+            op.Resize(field=IMAGE, size=(20, 24)),
+            op.Normalize(field=IMAGE),
+            op.Layout(field=IMAGE),
+        ],
     ],
 )
 def test_images_of_a_list_are_what_each_would_be_alone(steps: list[StepOptions]) -> None:
@@ -60,7 +56,7 @@ def test_images_of_a_list_are_what_each_would_be_alone(steps: list[StepOptions])
 
 def test_each_image_draws_numbers_of_its_own() -> None:
     """Equal files are cropped differently; the same ones in the same epoch are the same."""
-    steps: list[StepOptions] = [Decode(field=IMAGE), RandomResizedCrop(field=IMAGE, size=(16, 16))]
+    steps: list[StepOptions] = [op.Decode(field=IMAGE), op.RandomResizedCrop(field=IMAGE, size=(16, 16))]
     first, second, third = made(steps, FILES[:1] * 3)[IMAGE]
 
     assert not np.array_equal(first, second)
@@ -71,7 +67,7 @@ def test_each_image_draws_numbers_of_its_own() -> None:
 
 def test_what_is_drawn_for_each_image_is_noted() -> None:
     """For each random step one note, by the place in the list."""
-    steps: list[StepOptions] = [Decode(field=IMAGE), RandomFlip(field=IMAGE), Pick(field="captions")]
+    steps: list[StepOptions] = [op.Decode(field=IMAGE), op.RandomFlip(field=IMAGE), Pick(field="captions")]
     pipeline = Pipeline(COLUMNS, steps, 5, has_rows=False)
     draws = pipeline.note_draws()
 
@@ -90,8 +86,8 @@ def test_what_is_drawn_for_each_image_is_noted() -> None:
 def test_lists_get_room_in_a_batch(room: type[PadBatch] | type[Ragged], count: int) -> None:
     """Images of one shape, and texts as bytes, with the length of the list beside them."""
     steps = [
-        Decode(field=IMAGE),
-        Resize(field=IMAGE, size=(20, 24)),
+        op.Decode(field=IMAGE),
+        op.Resize(field=IMAGE, size=(20, 24)),
         room(field=IMAGE, max_shape=(3, 20, 24, 3)),
         Pick(field="captions", which="all"),
         Lowercase(field="captions"),
@@ -117,7 +113,7 @@ def test_lists_get_room_in_a_batch(room: type[PadBatch] | type[Ragged], count: i
 @pytest.mark.parametrize("is_decoded", [False, True])
 def test_one_image_of_a_list_is_picked(*, is_decoded: bool) -> None:
     """Before it is decoded, so that the others are not, or afterwards."""
-    first = [Decode(field=IMAGE), Resize(field=IMAGE, size=(20, 24))]
+    first = [op.Decode(field=IMAGE), op.Resize(field=IMAGE, size=(20, 24))]
     steps: list[StepOptions] = [*first, Pick(field=IMAGE)] if is_decoded else [Pick(field=IMAGE), *first]
     every = made([*first], FILES)[IMAGE]
 
@@ -132,28 +128,31 @@ def test_one_image_of_a_list_is_picked(*, is_decoded: bool) -> None:
 def test_an_empty_list_has_nothing_to_pick_of(which: Any) -> None:
     """So that each sample of a batch has one."""
     with pytest.raises(SampleUndecodable, match="pictures is an empty list"):
-        made([Decode(field=IMAGE), Resize(field=IMAGE, size=(2, 2)), Pick(field=IMAGE, which=which)], [])
+        made([op.Decode(field=IMAGE), op.Resize(field=IMAGE, size=(2, 2)), Pick(field=IMAGE, which=which)], [])
 
 
 def test_a_damaged_image_of_a_list_makes_a_bad_sample() -> None:
     """Its place is in the reason."""
     with pytest.raises(SampleUndecodable, match=r"^pictures\[1\]: "):
-        made([Decode(field=IMAGE)], [FILES[0], FILES[1][:600], FILES[2]])
+        made([op.Decode(field=IMAGE)], [FILES[0], FILES[1][:600], FILES[2]])
 
 
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
         ([], r"'pictures' is a list of image files, .*\"decode\", field = \"pictures\" } decodes each"),
-        ([Decode(field=IMAGE)], r"uint8\[\?,\?,3\]\[<=3\], which a batch cannot hold; .* \"pick\""),
+        ([op.Decode(field=IMAGE)], r"uint8\[\?,\?,3\]\[<=3\], which a batch cannot hold; .* \"pick\""),
         (
-            [Decode(field=IMAGE), Ragged(field=IMAGE, max_shape=(3, 9, 9, 3))],
+            [op.Decode(field=IMAGE), Ragged(field=IMAGE, max_shape=(3, 9, 9, 3))],
             r'"ragged" needs values of one shape in each list.*"resize" or a crop',
         ),
         ([Ragged(field=IMAGE, max_shape=(3, 9, 9, 3))], "\"ragged\" needs numbers, and 'pictures' is a list of image"),
-        ([Decode(field=IMAGE), Follow(field=IMAGE, boxes="captions")], '"follow" cannot come after "decode"'),
-        ([Decode(field=IMAGE), CropToBucket(field=IMAGE, pixels=65536)], '"crop_to_bucket" cannot come after "decode"'),
-        ([Decode(field=IMAGE), Patches(field=IMAGE, size=4)], '"patches" needs an image'),
+        ([op.Decode(field=IMAGE), op.Follow(field=IMAGE, boxes="captions")], '"follow" cannot come after "decode"'),
+        (
+            [op.Decode(field=IMAGE), op.CropToBucket(field=IMAGE, pixels=65536)],
+            '"crop_to_bucket" cannot come after "decode"',
+        ),
+        ([op.Decode(field=IMAGE), Patches(field=IMAGE, size=4)], '"patches" needs an image'),
         ([Cast(field=IMAGE, dtype="int8")], "\"cast\" needs numbers, and 'pictures' is a list of image files"),
         (
             [TextBytes(field="captions", length=4)],

@@ -8,21 +8,7 @@ from hypothesis import strategies as st
 from batchd.data.pipeline.augment.options import Affine, Elastic, Perspective
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Drop, Rename
-from batchd.data.pipeline.image.options import (
-    BoxForm,
-    CenterCrop,
-    ColorJitter,
-    Decode,
-    Follow,
-    Letterbox,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-    To,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.sample_fields import StepCheck, drawing_step, overlays_of
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.samples.columns import Column
@@ -31,7 +17,7 @@ from support.images import encode, png_with_exif, stored_as
 from support.pipelines import run_fields
 
 HEIGHT, WIDTH = 48, 64
-FINAL = Resize(size=(40, 44))
+FINAL = op.Resize(size=(40, 44))
 FLIPS = (0, 2, 1, 3, 5, 4)
 COLUMNS = (
     Column("image", "encoded"),
@@ -45,15 +31,15 @@ COLUMNS = (
 ROWS = ("boxes", "classes", "masks", "keypoints")
 OBJECTS = {"boxes": "boxes", "labels": ("classes",), "masks": "masks", "keypoints": "keypoints"}
 LINEAR = [
-    Resize(shorter_side=52),
-    Letterbox(size=(50, 46)),
-    CenterCrop(size=(36, 54)),
-    RandomCrop(size=(40, 40), padding=6),
-    RandomResizedCrop(size=(44, 40), scale=(0.3, 1.0)),
-    RandomFlip(direction="both"),
-    Pad(border=(1, 5, 9, 2)),
-    Rotate(quarter_turns=(0, 1, 2, 3)),
-    Rotate(degrees=(-30, 30)),
+    op.Resize(shorter_side=52),
+    op.Letterbox(size=(50, 46)),
+    op.CenterCrop(size=(36, 54)),
+    op.RandomCrop(size=(40, 40), padding=6),
+    op.RandomResizedCrop(size=(44, 40), scale=(0.3, 1.0)),
+    op.RandomFlip(direction="both"),
+    op.Pad(border=(1, 5, 9, 2)),
+    op.Rotate(quarter_turns=(0, 1, 2, 3)),
+    op.Rotate(degrees=(-30, 30)),
     Affine(degrees=(-20, 20), translate=(0.2, 0.2), scale=(0.7, 1.3), shear_x=(-9, 9)),
     Perspective(distortion=0.3),
 ]
@@ -87,7 +73,7 @@ def objects_of(boxes):
 
 def run(follow, steps, values, sample=0):
     """The values of a sample after ``follow`` and some steps, in their own shapes."""
-    made = Pipeline(COLUMNS, [Decode(), follow, *steps], 0, has_rows=False).make(values, 0, sample, 0)
+    made = Pipeline(COLUMNS, [op.Decode(), follow, *steps], 0, has_rows=False).make(values, 0, sample, 0)
     return {name: np.array(value) for name, value in made.items()}
 
 
@@ -104,7 +90,7 @@ BOXES = st.lists(st.tuples(SIDES, SIDES).map(lambda box: (box[0][0], box[1][0], 
 )
 def test_no_row_is_empty_and_none_is_without_what_belongs_to_it(boxes, steps, min_visible, min_area, sample):
     """Each object is what it would be alone, or has left with all that it has."""
-    follow = Follow(**OBJECTS, flip_indices=FLIPS, min_visible=min_visible, min_area=min_area)
+    follow = op.Follow(**OBJECTS, flip_indices=FLIPS, min_visible=min_visible, min_area=min_area)
     values = objects_of(boxes)
 
     together = run(follow, [*steps, FINAL], values, sample)
@@ -142,13 +128,13 @@ def test_the_masks_of_objects_move_as_one_mask_does(step):
     masks = np.zeros((6, HEIGHT, WIDTH), np.uint8)
     for mask, (top, left) in zip(masks[:5], random.integers(0, 30, (5, 2)), strict=True):
         mask[top : top + 15, left : left + 20] = random.integers(0, 256, (15, 20))
-    steps = [RandomFlip(direction="both"), step, Rotate(quarter_turns=(0, 1)), FINAL]
+    steps = [op.RandomFlip(direction="both"), step, op.Rotate(quarter_turns=(0, 1)), FINAL]
     for sample in range(3):
         values = {**objects_of([]), "masks": masks}
-        made = run(Follow(masks="masks", keep_empty=True), steps, values, sample)["masks"]
+        made = run(op.Follow(masks="masks", keep_empty=True), steps, values, sample)["masks"]
 
         for mask, moved in zip(masks, made, strict=True):
-            alone = run(Follow(mask="mask"), steps, {**values, "mask": mask}, sample)["mask"]
+            alone = run(op.Follow(mask="mask"), steps, {**values, "mask": mask}, sample)["mask"]
             assert np.array_equal(alone, moved)
 
 
@@ -160,11 +146,11 @@ def test_wide_numbers_of_a_mask_move_as_narrow_ones(step):
     ids[255] = fill = 70_000
     columns = [COLUMNS[0], COLUMNS[5], Column("ids", dtype="int32", shape=(None, None))]
     values = {"image": objects_of([])["image"], "mask": levels, "ids": ids[levels]}
-    steps = [step, RandomFlip(direction="both"), FINAL]
+    steps = [step, op.RandomFlip(direction="both"), FINAL]
     for sample in range(3):
-        narrow = run_fields(columns[:2], [Decode(), Follow(mask="mask", mask_fill=255), *steps], values, sample)
-        follow = Follow(mask="ids", mask_fill=fill, mask_type="int32")
-        wide = run_fields(columns[::2], [Decode(), follow, *steps], values, sample)
+        narrow = run_fields(columns[:2], [op.Decode(), op.Follow(mask="mask", mask_fill=255), *steps], values, sample)
+        follow = op.Follow(mask="ids", mask_fill=fill, mask_type="int32")
+        wide = run_fields(columns[::2], [op.Decode(), follow, *steps], values, sample)
 
         assert np.array_equal(wide["ids"], ids[narrow["mask"]])
 
@@ -172,10 +158,10 @@ def test_wide_numbers_of_a_mask_move_as_narrow_ones(step):
 def test_without_boxes_an_object_vanishes_with_its_last_pixel():
     """Its class and its keypoints leave with it; with keep_empty = true there are zeros."""
     values = objects_of([[0, 0, 9, 9], [20, 20, 40, 30], [0, 0, 0, 0]])
-    crop = [CenterCrop(size=(20, 30))]
+    crop = [op.CenterCrop(size=(20, 30))]
 
-    drops = run(Follow(masks="masks", labels=("classes",), keypoints="keypoints"), crop, values)
-    keeps = run(Follow(masks="masks", keypoints="keypoints", keep_empty=True), crop, values)
+    drops = run(op.Follow(masks="masks", labels=("classes",), keypoints="keypoints"), crop, values)
+    keeps = run(op.Follow(masks="masks", keypoints="keypoints", keep_empty=True), crop, values)
 
     assert drops["classes"].tolist() == [1]
     assert drops["masks"].shape == (1, 20, 30)
@@ -189,10 +175,10 @@ def test_without_boxes_an_object_vanishes_with_its_last_pixel():
 def test_left_and_right_are_swapped_in_a_mirror(flip, is_mirrored):
     """Two flips are half a turn, in which a left hand stays one."""
     values = objects_of([[8, 8, 40, 40]])
-    plain = run(Follow(keypoints="keypoints"), [RandomFlip(direction=flip, probability=1)], values)["keypoints"]
-    follow = Follow(keypoints="keypoints", flip_indices=FLIPS)
+    plain = run(op.Follow(keypoints="keypoints"), [op.RandomFlip(direction=flip, probability=1)], values)["keypoints"]
+    follow = op.Follow(keypoints="keypoints", flip_indices=FLIPS)
 
-    swapped = run(follow, [RandomFlip(direction=flip, probability=1)], values)["keypoints"]
+    swapped = run(follow, [op.RandomFlip(direction=flip, probability=1)], values)["keypoints"]
 
     assert np.array_equal(swapped, plain[:, FLIPS] if is_mirrored else plain)
 
@@ -202,7 +188,7 @@ def test_a_keypoint_that_leaves_the_image_becomes_zeros_and_does_not_come_back()
     points = np.array([[[40, 24, 2], [10, 24, 1], [33, 24, 1], [0, 0, 0], [48, 24, 2], [50, 30, 0]]], np.float32)
     values = {**objects_of([[8, 8, 60, 40]]), "keypoints": points}
 
-    made = run(Follow(**OBJECTS), [CenterCrop(size=(24, 32)), Pad(border=(4, 4, 30, 0))], values)["keypoints"]
+    made = run(op.Follow(**OBJECTS), [op.CenterCrop(size=(24, 32)), op.Pad(border=(4, 4, 30, 0))], values)["keypoints"]
 
     assert made[0].tolist() == [[54, 16, 2], [0, 0, 0], [47, 16, 1], [0, 0, 0], [62, 16, 2], [0, 0, 0]]
 
@@ -211,7 +197,7 @@ def test_keypoints_of_two_numbers_keep_their_coordinates_outside():
     """They have no visibility that could say it, as points."""
     columns = [COLUMNS[0], Column("keypoints", dtype="float32", shape=(None, None, 2))]
     values = {**objects_of([]), "keypoints": np.array([[[0, 0], [30, 20]]], np.float32)}
-    steps = [Decode(), Follow(keypoints="keypoints"), CenterCrop(size=(24, 32))]
+    steps = [op.Decode(), op.Follow(keypoints="keypoints"), op.CenterCrop(size=(24, 32))]
 
     made = Pipeline(columns, steps, 0, has_rows=False).make(values, 0, 0, 0)["keypoints"]
 
@@ -227,11 +213,11 @@ def test_boxes_may_have_any_form_before_and_after(form, relative):
     forms = {"xyxy": boxes, "xywh": np.c_[boxes[:, :2], size], "cxcywh": np.c_[middle, size]}
     sides = (WIDTH, HEIGHT) * 2 if relative else (1, 1, 1, 1)
     values = {**objects_of([]), "boxes": (forms[form] / sides).astype(np.float32)}
-    follow = Follow(boxes="boxes", form=form, relative=relative)
-    last = [BoxForm(form=form, relative=relative)] if form != "xyxy" or relative else []
+    follow = op.Follow(boxes="boxes", form=form, relative=relative)
+    last = [op.BoxForm(form=form, relative=relative)] if form != "xyxy" or relative else []
 
     inside = run(follow, [], values)["boxes"]
-    back = run(follow, [Resize(size=(2 * HEIGHT, 3 * WIDTH)), To(), *last], values)["boxes"]
+    back = run(follow, [op.Resize(size=(2 * HEIGHT, 3 * WIDTH)), op.To(), *last], values)["boxes"]
 
     assert np.allclose(inside, [[8, 4, 40, 36], [0, 20, 20, 48]], atol=1e-5)
     grown = forms[form][0] / sides * (1 if relative else (3, 2, 3, 2))
@@ -244,7 +230,7 @@ def test_relative_points_and_keypoints_are_fractions_of_the_picture():
     relative = {"points": values["points"] / (WIDTH, HEIGHT), "keypoints": values["keypoints"] / (WIDTH, HEIGHT, 1)}
     relative = {name: value.astype(np.float32) for name, value in relative.items()}
 
-    made = run(Follow(points="points", keypoints="keypoints", relative=True), [], {**values, **relative})
+    made = run(op.Follow(points="points", keypoints="keypoints", relative=True), [], {**values, **relative})
 
     assert all(np.allclose(made[name], values[name], atol=1e-4) for name in ("points", "keypoints"))
 
@@ -265,13 +251,13 @@ def test_what_belongs_to_the_stored_picture_is_turned_upright_with_it(orientatio
         "mask": stored_as(upright["mask"], orientation),
         "points": (boxes[:, :2] + boxes[:, 2:]) / 2,
     }
-    follow = Follow(boxes="boxes", masks="masks", mask="mask", points="points", annotated="stored")
-    steps = [RandomResizedCrop(size=(44, 40), scale=(0.3, 1.0)), ColorJitter(brightness=0.1), RandomFlip()]
+    follow = op.Follow(boxes="boxes", masks="masks", mask="mask", points="points", annotated="stored")
+    steps = [op.RandomResizedCrop(size=(44, 40), scale=(0.3, 1.0)), op.ColorJitter(brightness=0.1), op.RandomFlip()]
 
     made = run(follow, [], values)
     moved = run(follow, steps, values, 3)
     expected = run(
-        Follow(boxes="boxes", masks="masks", mask="mask", points="points"),
+        op.Follow(boxes="boxes", masks="masks", mask="mask", points="points"),
         steps,
         {**values, **upright, "image": values["image"], "points": upright["keypoints"][:, 0, :2]},
         3,
@@ -286,7 +272,7 @@ def test_a_picture_that_is_not_turned_is_the_stored_one():
     """With exif = "ignore" both are the same, whatever the tag says."""
     values = objects_of([[8, 4, 40, 36]])
     values["image"] = memoryview(png_with_exif(bytes(values["image"]), 6))
-    steps = [Decode(exif="ignore"), Follow(**OBJECTS, annotated="stored")]
+    steps = [op.Decode(exif="ignore"), op.Follow(**OBJECTS, annotated="stored")]
 
     made = Pipeline(COLUMNS, steps, 0, has_rows=False).make(values, 0, 0, 0)
 
@@ -297,7 +283,7 @@ def test_an_image_without_objects_stays():
     """All its rows are none, and its masks have the size of the image."""
     values = {**objects_of([]), "masks": np.zeros((0, 0, 0), np.uint8)}
 
-    made = run(Follow(**OBJECTS, min_area=4), [RandomFlip(), FINAL], values)
+    made = run(op.Follow(**OBJECTS, min_area=4), [op.RandomFlip(), FINAL], values)
 
     assert [made[name].shape for name in ROWS] == [(0, 4), (0,), (0, 40, 44), (0, 6, 3)]
     assert made["image"].shape == (40, 44, 3)
@@ -307,7 +293,7 @@ def test_a_box_that_has_no_area_after_rounding_has_vanished():
     """Between two neighbours among the numbers of 32 bits there is no box."""
     boxes = np.array([[30, 8, np.nextafter(np.float32(30), np.float32(31)), 40]], np.float32)
 
-    made = run(Follow(**OBJECTS), [Resize(size=(48, 5000)), CenterCrop(size=(40, 5))], objects_of(boxes))
+    made = run(op.Follow(**OBJECTS), [op.Resize(size=(48, 5000)), op.CenterCrop(size=(40, 5))], objects_of(boxes))
 
     assert len(made["boxes"]) == len(made["classes"]) == 0
 
@@ -316,12 +302,12 @@ def test_a_box_that_ends_before_it_begins_has_vanished_and_a_negative_width_is_r
     """Of four ends nothing is left between them; a width that is negative cannot be meant."""
     boxes = [[0, 0, 9, 9], [30, 2, 20, 4]]
 
-    assert len(run(Follow(**OBJECTS), [], objects_of(boxes))["boxes"]) == 1
+    assert len(run(op.Follow(**OBJECTS), [], objects_of(boxes))["boxes"]) == 1
     boxes[1] = [30, 2, -10, 2]
     with pytest.raises(
         SampleUndecodable, match=r"its 'boxes' has a box of negative width or height: row 1 is \[30, 2, -10"
     ):
-        run(Follow(**OBJECTS, form="xywh"), [], objects_of(boxes))
+        run(op.Follow(**OBJECTS, form="xywh"), [], objects_of(boxes))
 
 
 BROKEN = {
@@ -342,21 +328,21 @@ def test_a_wrong_object_makes_a_bad_sample_that_names_its_row(name, value, probl
     values[name] = np.asarray(value, values[name].dtype)
 
     with pytest.raises(SampleUndecodable, match=problem):
-        run(Follow(**OBJECTS), [FINAL], values)
+        run(op.Follow(**OBJECTS), [FINAL], values)
 
 
 def test_coordinates_in_pixels_are_no_fractions():
     """Where relative = true is wrong, all boxes would be as large as the image."""
     with pytest.raises(SampleUndecodable, match="no fraction of the picture, as relative = true says: row 0 is"):
-        run(Follow(**OBJECTS, relative=True), [], objects_of([[8, 4, 40, 36]]))
+        run(op.Follow(**OBJECTS, relative=True), [], objects_of([[8, 4, 40, 36]]))
 
 
 DETR = [
-    Decode(),
-    Follow(**OBJECTS, form="xywh", min_area=4, flip_indices=FLIPS),
-    RandomFlip(),
-    RandomResizedCrop(size=(40, 44)),
-    BoxForm(form="cxcywh", relative=True),
+    op.Decode(),
+    op.Follow(**OBJECTS, form="xywh", min_area=4, flip_indices=FLIPS),
+    op.RandomFlip(),
+    op.RandomResizedCrop(size=(40, 44)),
+    op.BoxForm(form="cxcywh", relative=True),
     PadBatch(field="boxes", max_shape=(9, 4)),
     PadBatch(field="classes", max_shape=(9,), fill=-1),
     PadBatch(field="masks", max_shape=(9, 40, 44)),
@@ -391,19 +377,21 @@ def problems_of(steps, columns=COLUMNS):
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        ([Follow(masks="mask")], "masks = 'mask', which is uint8[?,?]; masks are uint8[?,?,?]"),
-        ([Follow(keypoints="points")], "keypoints = 'points', which is float32[?,2]; keypoints are"),
-        ([Follow(keypoints="keypoints", flip_indices=(0, 2, 1))], "3 numbers in flip_indices, and 'keypoints' is"),
-        ([Follow(mask="mask", mask_type="int32", mask_fill=256)], "mask_fill = 256, and 'mask' is uint8[?,?], which ends"),
-        ([Follow(**OBJECTS), BoxForm(form="xyxy", relative=True), RandomFlip()], '"random_flip" is done to \'boxes\' as well'),
-        ([BoxForm(form="xyxy", relative=True)], "\"box_form\" needs boxes that follow 'image', and 'boxes' does not"),
-        ([Resize(size=(9, 9)), Follow(boxes="boxes", annotated="stored")], '"follow" with annotated = "stored" comes directly'),
+        ([op.Follow(masks="mask")], "masks = 'mask', which is uint8[?,?]; masks are uint8[?,?,?]"),
+        ([op.Follow(keypoints="points")], "keypoints = 'points', which is float32[?,2]; keypoints are"),
+        ([op.Follow(keypoints="keypoints", flip_indices=(0, 2, 1))], "3 numbers in flip_indices, and 'keypoints' is"),
+        ([op.Follow(mask="mask", mask_type="int32", mask_fill=256)], "mask_fill = 256, and 'mask' is uint8[?,?], which ends"),
+        ([op.Follow(**OBJECTS), op.BoxForm(form="xyxy", relative=True), op.RandomFlip()],
+         '"random_flip" is done to \'boxes\' as well'),
+        ([op.BoxForm(form="xyxy", relative=True)], "\"box_form\" needs boxes that follow 'image', and 'boxes' does not"),
+        ([op.Resize(size=(9, 9)), op.Follow(boxes="boxes", annotated="stored")],
+         '"follow" with annotated = "stored" comes directly'),
     ],
     ids=["masks", "keypoints", "flips", "fill", "moved later", "not followed", "stored"],
 )  # fmt: skip
 def test_what_cannot_follow_is_refused(steps, problem):
     """The text names the key, and what it takes."""
-    assert problem in problems_of([Decode(), *steps])[0]
+    assert problem in problems_of([op.Decode(), *steps])[0]
 
 
 @pytest.mark.parametrize(
@@ -423,20 +411,20 @@ def test_what_cannot_follow_is_refused(steps, problem):
 def test_options_that_make_no_sense_are_refused(options, problem):
     """Before any sample is seen."""
     with pytest.raises(ValueError, match=problem):
-        Follow(**options)
+        op.Follow(**options)
 
 
 def test_rows_of_masks_and_keypoints_have_no_length_to_measure_behind_a_crop():
     """As those of boxes: buckets and packs ask which step draws a length."""
-    steps = [Decode(), Follow(masks="masks", keypoints="keypoints"), RandomCrop(size=(30, 40))]
+    steps = [op.Decode(), op.Follow(masks="masks", keypoints="keypoints"), op.RandomCrop(size=(30, 40))]
 
     assert [drawing_step(steps, name) for name in ("masks", "keypoints")] == ["random_crop"] * 2
 
 
 def test_what_belongs_to_an_image_is_told_to_those_who_draw_it():
     """By the names and the form that fields have in a batch, without those that were dropped."""
-    steps = [Decode(), Follow(**OBJECTS, mask="mask"), Rename(field="image", to="photo")]
-    steps += [Drop(fields=("mask",)), BoxForm(image="photo", form="cxcywh", relative=True)]
+    steps = [op.Decode(), op.Follow(**OBJECTS, mask="mask"), Rename(field="image", to="photo")]
+    steps += [Drop(fields=("mask",)), op.BoxForm(image="photo", form="cxcywh", relative=True)]
 
     told = [("photo", "masks", "masks", "xyxy", False), ("photo", "boxes", "boxes", "cxcywh", True)]
     told += [("photo", role, name, "xyxy", False) for role, name in (("keypoints", "keypoints"), ("label", "classes"))]

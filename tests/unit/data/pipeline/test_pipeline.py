@@ -7,25 +7,17 @@ import cv2
 import numpy as np
 import pytest
 
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.image.decode import decoder_versions
 from batchd.data.pipeline.image.opencv import KEPT_BYTES_MAX, Scratch, written
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    Decode,
-    Layout,
-    Normalize,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-)
 from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.samples.columns import Column
 from support.images import encode, jpeg, jpeg_with_exif, photo, png_with_exif, stored_as
 from support.pipelines import image_pipeline, image_row, run, run_once
 
-TRAIN = [Decode(), RandomResizedCrop(size=(32, 48)), RandomFlip()]
-EVALUATE = [Decode(), Resize(shorter_side=40), CenterCrop(size=(32, 32))]
-FLOATS = [Decode(), RandomResizedCrop(size=(32, 48)), RandomFlip(), Normalize(), Layout()]
+TRAIN = [op.Decode(), op.RandomResizedCrop(size=(32, 48)), op.RandomFlip()]
+EVALUATE = [op.Decode(), op.Resize(shorter_side=40), op.CenterCrop(size=(32, 32))]
+FLOATS = [op.Decode(), op.RandomResizedCrop(size=(32, 48)), op.RandomFlip(), op.Normalize(), op.Layout()]
 
 
 def large_photo():
@@ -81,13 +73,13 @@ def test_steps_without_chance_give_the_same_image_in_every_epoch():
 
 def test_the_result_has_the_announced_type_and_shape():
     """For all layouts, types and channels, the output of the pipeline matches its fields."""
-    grey = Normalize(mean=(0.5,), std=(0.5,))
+    grey = op.Normalize(mean=(0.5,), std=(0.5,))
     for steps in (
         TRAIN,
         EVALUATE,
         FLOATS,
-        [Decode(color="gray"), *TRAIN[1:], grey],
-        [Decode(color="gray"), *TRAIN[1:], Layout()],
+        [op.Decode(color="gray"), *TRAIN[1:], grey],
+        [op.Decode(color="gray"), *TRAIN[1:], op.Layout()],
     ):
         field = sample_fields([Column("image", "encoded")], steps, "substitute")[0]
         pipeline = image_pipeline(steps)
@@ -102,10 +94,10 @@ def test_the_result_has_the_announced_type_and_shape():
 def test_normalize_rounds_each_number_once(dtype, order):
     """The result equals, to the last bit, the float64 formula rounded to the type."""
     image = photo(32, 48)
-    normalize = Normalize(dtype=dtype)
+    normalize = op.Normalize(dtype=dtype)
     expected = ((image / 255 - np.array(normalize.mean)) / np.array(normalize.std)).astype(dtype)
 
-    result = run_once([Decode(), Resize(size=(32, 48)), normalize, Layout(order=order)], encode(image, ".png"))
+    result = run_once([op.Decode(), op.Resize(size=(32, 48)), normalize, op.Layout(order=order)], encode(image, ".png"))
 
     assert np.array_equal(result, expected.transpose(2, 0, 1) if order == "nchw" else expected)
 
@@ -114,18 +106,22 @@ def test_channels_first_are_the_same_pixels():
     """The image is uint8, without normalize."""
     data = large_photo()
 
-    assert np.array_equal(run_once([*TRAIN, Layout()], data), run_once(TRAIN, data).transpose(2, 0, 1))
+    assert np.array_equal(run_once([*TRAIN, op.Layout()], data), run_once(TRAIN, data).transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(
     "steps",
     [
-        [CenterCrop(size=(31, 50))],
-        [CenterCrop(size=(90, 90))],
-        [CenterCrop(size=(90, 31)), RandomFlip(probability=1)],
-        [RandomFlip(probability=1, direction="vertical"), CenterCrop(size=(41, 37)), RandomFlip(probability=1)],
-        [CenterCrop(size=(51, 77)), CenterCrop(size=(60, 30)), Layout()],
+        [op.CenterCrop(size=(31, 50))],
+        [op.CenterCrop(size=(90, 90))],
+        [op.CenterCrop(size=(90, 31)), op.RandomFlip(probability=1)],
+        [
+            op.RandomFlip(probability=1, direction="vertical"),
+            op.CenterCrop(size=(41, 37)),
+            op.RandomFlip(probability=1),
+        ],
+        [op.CenterCrop(size=(51, 77)), op.CenterCrop(size=(60, 30)), op.Layout()],
     ],
     ids=["crop", "pad", "pad and flip", "flips around a crop", "crop and pad"],
 )
@@ -134,7 +130,9 @@ def test_steps_see_the_upright_image_however_it_is_stored(steps, orientation):
     image = photo(60, 80)
     turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
 
-    assert np.array_equal(run_once([Decode(), *steps], turned), run_once([Decode(), *steps], encode(image, ".png")))
+    assert np.array_equal(
+        run_once([op.Decode(), *steps], turned), run_once([op.Decode(), *steps], encode(image, ".png"))
+    )
 
 
 @pytest.mark.thorough(after_first=True)
@@ -158,8 +156,8 @@ def test_resized_images_do_not_depend_on_how_they_are_stored(steps, orientation)
 def test_flips_move_every_pixel_to_its_mirror():
     """Flips in both directions, separately and together, are right."""
     image = photo(32, 48)
-    base = [Decode(), Resize(size=(32, 48))]
-    horizontal, vertical = RandomFlip(probability=1), RandomFlip(probability=1, direction="vertical")
+    base = [op.Decode(), op.Resize(size=(32, 48))]
+    horizontal, vertical = op.RandomFlip(probability=1), op.RandomFlip(probability=1, direction="vertical")
     data = encode(image, ".png")
 
     assert np.array_equal(run_once([*base, horizontal], data), image[:, ::-1])
@@ -171,7 +169,7 @@ def test_a_small_image_stands_in_the_middle_of_black():
     """center_crop pads an image that is smaller than the crop."""
     image = photo(20, 30)
 
-    result = run_once([Decode(), CenterCrop(size=(40, 40))], encode(image, ".png"))
+    result = run_once([op.Decode(), op.CenterCrop(size=(40, 40))], encode(image, ".png"))
 
     assert np.array_equal(result[10:30, 5:35], image)
     assert result.sum() == image.sum()
@@ -180,7 +178,7 @@ def test_a_small_image_stands_in_the_middle_of_black():
 def test_scaled_decoding_shows_the_same_picture():
     """Boxes and turns are the same; smoothing differs, so pixels differ slightly."""
     data = large_photo()
-    whole = [Decode(scale="off"), *TRAIN[1:]]
+    whole = [op.Decode(scale="off"), *TRAIN[1:]]
 
     for sample in range(12):
         difference = run_once(TRAIN, data, sample=sample).astype(int) - run_once(whole, data, sample=sample)
@@ -190,9 +188,9 @@ def test_scaled_decoding_shows_the_same_picture():
 def test_scaled_decoding_is_not_used_where_it_would_blur():
     """An image that is hardly reduced is decoded whole, so ``scale`` makes no difference."""
     data = jpeg(photo(60, 90))
-    steps = [RandomResizedCrop(size=(32, 48), scale=(0.9, 1.0))]
+    steps = [op.RandomResizedCrop(size=(32, 48), scale=(0.9, 1.0))]
 
-    assert np.array_equal(run_once([Decode(), *steps], data), run_once([Decode(scale="off"), *steps], data))
+    assert np.array_equal(run_once([op.Decode(), *steps], data), run_once([op.Decode(scale="off"), *steps], data))
 
 
 def test_rows_are_written_in_place_and_neighbours_are_left_alone():

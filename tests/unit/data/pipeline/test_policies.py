@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from batchd.data.pipeline.augment import exact, policies
-from batchd.data.pipeline.augment.options import (
-    AugMix,
-    AutoAugment,
-    Blur,
-    Choose,
-    Invert,
-    RandAugment,
-    Solarize,
-    TrivialAugment,
-)
+from batchd.data.pipeline.augment import options as augment
 from batchd.data.pipeline.augment.policies import (
     AUGMIX,
     AUTO_AUGMENT,
@@ -28,18 +19,8 @@ from batchd.data.pipeline.augment.policies import (
 )
 from batchd.data.pipeline.augment.policy_tables import POLICIES
 from batchd.data.pipeline.effects import StepInvalid
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.image.opencv import Scratch
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    Decode,
-    Follow,
-    Gray,
-    Normalize,
-    RandomCrop,
-    RandomFlip,
-    Resize,
-    Rotate,
-)
 from batchd.data.pipeline.options import step_from_plain, step_to_plain
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sample_fields import columns_after
@@ -54,7 +35,7 @@ SIZE = (48, 64)
 
 def notes_of(step, samples=400):
     """Return what a step draws for each of many samples."""
-    pipeline = image_pipeline([Decode(), Resize(size=SIZE), step])
+    pipeline = image_pipeline([op.Decode(), op.Resize(size=SIZE), step])
     draws, seen = pipeline.note_draws(), []
     for sample in range(samples):
         run(pipeline, FILE, sample=sample)
@@ -64,7 +45,7 @@ def notes_of(step, samples=400):
 
 def changed(name, number, image=PHOTO, **options):
     """Return what one change makes of an image."""
-    changes = PolicyChanges(RandAugment(**options), Scratch(), is_bgr=False)
+    changes = PolicyChanges(augment.RandAugment(**options), Scratch(), is_bgr=False)
     return changes.of(name, number, image.shape).make(image.copy(), None)
 
 
@@ -91,7 +72,7 @@ def test_normal_numbers_are_normal():
 
 def test_rand_augment_draws_each_change_equally_often():
     """Each acts half of the time; the strength is normal, and signed in both directions."""
-    seen = [one for note in notes_of(RandAugment(), 1500) for one in note["operations"]]
+    seen = [one for note in notes_of(augment.RandAugment(), 1500) for one in note["operations"]]
 
     assert len(seen) == pytest.approx(1500, rel=0.08)
     counts = Counter(name for name, _number in seen)
@@ -106,7 +87,7 @@ def test_rand_augment_draws_each_change_equally_often():
 
 def test_rand_augment_without_deviation_has_one_strength():
     """The options of the step reach the changes."""
-    step = RandAugment(count=3, magnitude=5, deviation=0, operation_probability=1)
+    step = augment.RandAugment(count=3, magnitude=5, deviation=0, operation_probability=1)
 
     for note in notes_of(step, 100):
         assert len(note["operations"]) == 3
@@ -119,7 +100,7 @@ def test_rand_augment_without_deviation_has_one_strength():
 
 def test_trivial_augment_draws_one_change_of_any_strength():
     """All 14 are drawn, and their strengths are those of 31 steps."""
-    seen = [note["operations"] for note in notes_of(TrivialAugment(), 1200)]
+    seen = [note["operations"] for note in notes_of(augment.TrivialAugment(), 1200)]
 
     assert {len(one) for one in seen} == {1}
     counts = Counter(name for ((name, _number),) in seen)
@@ -134,7 +115,7 @@ def test_trivial_augment_draws_one_change_of_any_strength():
 def test_auto_augment_makes_the_changes_of_one_policy(policy):
     """Every policy is drawn, its changes act as often as the table says, both ways."""
     table, acted = POLICIES[policy], Counter()
-    for note in notes_of(AutoAugment(policy=policy), 1000):
+    for note in notes_of(augment.AutoAugment(policy=policy), 1000):
         names = [name for name, _number in note["operations"]]
         fitting = [
             place
@@ -197,9 +178,9 @@ def test_followers_are_moved_by_drawn_changes():
     image[20:25, 30:35] = 255
     columns = [Column("image", shape=image.shape), Column("points", dtype="float32", shape=(1, 2))]
     values = {"image": image, "points": np.array([[32.5, 22.5]], np.float32)}
-    step, moved = RandAugment(operation_probability=1, magnitude=5, fill=(0,)), 0
+    step, moved = augment.RandAugment(operation_probability=1, magnitude=5, fill=(0,)), 0
     for sample in range(60):
-        fields = run_fields(columns, [Follow(points="points"), step], values, sample)
+        fields = run_fields(columns, [op.Follow(points="points"), step], values, sample)
         bright = fields["image"][..., 0] > (fields["image"][..., 0].min() // 2 + fields["image"][..., 0].max() // 2)
         if bright.mean() > 0.1 or not bright.any():  # inverted, or gone
             continue
@@ -211,7 +192,7 @@ def test_followers_are_moved_by_drawn_changes():
 
 def test_images_of_other_channels_are_refused():
     """A policy needs colours, or grey."""
-    for step in (RandAugment(), AutoAugment(), TrivialAugment(), AugMix()):
+    for step in (augment.RandAugment(), augment.AutoAugment(), augment.TrivialAugment(), augment.AugMix()):
         with pytest.raises(StepInvalid, match="is for images of 1 or 3 channels"):
             columns_after_one(step, (4, 4, 4))
         assert columns_after_one(step, (4, 5, 1)).shape == (4, 5, 1)
@@ -229,7 +210,7 @@ def columns_after_one(step, shape):
 def test_augmix_is_a_mixture():
     """Weights are even numbers' gaps times an even number, and the mixture is rounded once."""
     shares, gaps = [], []
-    for note in notes_of(AugMix(), 400):
+    for note in notes_of(augment.AugMix(), 400):
         assert len(note["chains"]) == len(note["weights"]) == 3
         assert all(1 <= len(chain) <= 3 for chain in note["chains"])
         shares.append(sum(note["weights"]))
@@ -250,7 +231,7 @@ def test_augmix_draws_weak_changes_only():
     """Of ten strengths, those up to the severity."""
     angles = {
         abs(number)
-        for note in notes_of(AugMix(severity=2, depth=3, width=5), 60)
+        for note in notes_of(augment.AugMix(severity=2, depth=3, width=5), 60)
         for chain in note["chains"]
         for name, number in chain
         if name == "rotate"
@@ -264,13 +245,15 @@ def test_augmix_draws_weak_changes_only():
 
 def test_a_step_is_chosen_by_its_weight():
     """Weights need not add up to 1; one of 0 is never chosen."""
-    step = Choose(of=(Invert(), Solarize(), Blur()), weights=(3, 0, 1))
+    step = augment.Choose(of=(augment.Invert(), augment.Solarize(), augment.Blur()), weights=(3, 0, 1))
 
     counts = Counter(note["chosen"] for note in notes_of(step))
 
     assert counts.keys() == {"invert", "blur"}
     assert counts["invert"] == pytest.approx(300, abs=30)
-    evenly = Counter(note["chosen"] for note in notes_of(Choose(of=(Invert(), Solarize(), Blur()))))
+    evenly = Counter(
+        note["chosen"] for note in notes_of(augment.Choose(of=(augment.Invert(), augment.Solarize(), augment.Blur())))
+    )
     assert min(evenly.values()) > 100
 
 
@@ -278,11 +261,11 @@ def test_what_is_chosen_is_made_as_the_step_itself():
     """That holds for steps that move pixels, and for their fields; numbers are noted."""
     columns = [Column("image", shape=PHOTO.shape), Column("boxes", dtype="float32", shape=(1, 4))]
     values = {"image": PHOTO, "boxes": np.array([[3, 4, 30, 40]], np.float32)}
-    choices = (RandomFlip(probability=1), Rotate(quarter_turns=(2,)), Invert())
-    made = [run_fields(columns, [Follow(boxes="boxes"), choice], values) for choice in choices]
+    choices = (op.RandomFlip(probability=1), op.Rotate(quarter_turns=(2,)), augment.Invert())
+    made = [run_fields(columns, [op.Follow(boxes="boxes"), choice], values) for choice in choices]
     seen = set()
     for sample in range(30):
-        fields = run_fields(columns, [Follow(boxes="boxes"), Choose(of=choices)], values, sample)
+        fields = run_fields(columns, [op.Follow(boxes="boxes"), augment.Choose(of=choices)], values, sample)
         (which,) = [place for place, one in enumerate(made) if np.array_equal(fields["image"], one["image"])]
         assert np.array_equal(fields["boxes"], made[which]["boxes"])
         seen.add(which)
@@ -291,20 +274,22 @@ def test_what_is_chosen_is_made_as_the_step_itself():
 
 def test_sizes_of_a_choice_are_known_if_they_are_equal():
     """Crops and resizes to one size give it; else a later step does."""
-    same = Choose(of=(CenterCrop(size=(20, 30)), RandomCrop(size=(20, 30)), Resize(size=(20, 30))))
-    other = Choose(of=(CenterCrop(size=(20, 30)), CenterCrop(size=(10, 30))))
+    same = augment.Choose(of=(op.CenterCrop(size=(20, 30)), op.RandomCrop(size=(20, 30)), op.Resize(size=(20, 30))))
+    other = augment.Choose(of=(op.CenterCrop(size=(20, 30)), op.CenterCrop(size=(10, 30))))
 
     assert columns_after_one(same, (40, 40, 3)).shape == (20, 30, 3)
     assert columns_after_one(other, (40, 40, 3)).shape == (None, 30, 3)
-    assert columns_after_one(Choose(of=(CenterCrop(size=(20, 30)),), probability=0.5), (40, 30, 3)).shape == (
+    assert columns_after_one(
+        augment.Choose(of=(op.CenterCrop(size=(20, 30)),), probability=0.5), (40, 30, 3)
+    ).shape == (
         None,
         30,
         3,
     )
-    seen = {run_on_pixels([other, Resize(size=(9, 9))], PHOTO, sample=sample).tobytes() for sample in range(20)}
+    seen = {run_on_pixels([other, op.Resize(size=(9, 9))], PHOTO, sample=sample).tobytes() for sample in range(20)}
     assert len(seen) == 2
     for sample in range(10):
-        image = run_on_pixels([Blur(), same, Invert()], PHOTO, sample=sample)
+        image = run_on_pixels([augment.Blur(), same, augment.Invert()], PHOTO, sample=sample)
         assert image.shape == (20, 30, 3)
 
 
@@ -312,7 +297,8 @@ def test_a_mask_of_a_choice_has_its_size():
     """The column of what follows is worked out with the image."""
     columns = [Column("image", shape=(40, 40, 3)), Column("mask", shape=(40, 40))]
     made = columns_after(
-        columns, [Follow(mask="mask"), Choose(of=(CenterCrop(size=(20, 30)), CenterCrop(size=(10, 30))))]
+        columns,
+        [op.Follow(mask="mask"), augment.Choose(of=(op.CenterCrop(size=(20, 30)), op.CenterCrop(size=(10, 30))))],
     )
 
     assert made["mask"].shape == (None, 30)
@@ -322,37 +308,37 @@ def test_a_mask_of_a_choice_has_its_size():
     ("options", "problem"),
     [
         ({"of": ()}, "choose needs 1 to 100 steps"),
-        ({"of": (Decode(), Invert())}, 'choose cannot have "decode"'),
-        ({"of": (Normalize(),)}, 'choose cannot have "normalize"'),
-        ({"of": (Invert(field="other"),)}, 'choose has field = "image", and "invert" in it another one'),
-        ({"of": (Invert(),), "weights": (1, 2)}, "a weight for each step"),
-        ({"of": (Invert(),), "weights": (0,)}, "one above 0"),
+        ({"of": (op.Decode(), augment.Invert())}, 'choose cannot have "decode"'),
+        ({"of": (op.Normalize(),)}, 'choose cannot have "normalize"'),
+        ({"of": (augment.Invert(field="other"),)}, 'choose has field = "image", and "invert" in it another one'),
+        ({"of": (augment.Invert(),), "weights": (1, 2)}, "a weight for each step"),
+        ({"of": (augment.Invert(),), "weights": (0,)}, "one above 0"),
     ],
 )
 def test_choices_that_cannot_be_made_are_refused(options, problem):
     """The message names the step."""
     with pytest.raises(ValueError, match=problem):
-        Choose(**options)
+        augment.Choose(**options)
 
 
 def test_a_choice_is_refused_for_what_its_steps_cannot_do():
     """The problem is at the place of the step."""
     with pytest.raises(StepInvalid, match='"gray" is for images') as refused:
-        columns_after_one(Choose(of=(Invert(), Gray())), (4, 4, 4))
+        columns_after_one(augment.Choose(of=(augment.Invert(), op.Gray())), (4, 4, 4))
     assert refused.value.key == ("of", 1)
     with pytest.raises(StepInvalid, match="different channels by one of gray, invert"):
-        columns_after_one(Choose(of=(Gray(channels=1), Invert())), (4, 4, 3))
+        columns_after_one(augment.Choose(of=(op.Gray(channels=1), augment.Invert())), (4, 4, 3))
 
 
 def test_a_choice_is_of_its_own_field():
     """Steps in it need not name it again, and survive the way to a worker."""
-    step = Choose(field="photo", of=(Invert(), Blur(sigma=(1, 2))), weights=(1, 2))
+    step = augment.Choose(field="photo", of=(augment.Invert(), augment.Blur(sigma=(1, 2))), weights=(1, 2))
 
     assert [one.field for one in step.steps] == ["photo", "photo"]
     assert step_from_plain(json.loads(json.dumps(step_to_plain(step)))) == step
     assert step.is_random
-    assert not Choose(of=(Invert(),)).is_random
-    assert Choose(of=(Blur(),)).is_random
+    assert not augment.Choose(of=(augment.Invert(),)).is_random
+    assert augment.Choose(of=(augment.Blur(),)).is_random
 
 
 # --- the libraries --------------------------------------------------------------------------------

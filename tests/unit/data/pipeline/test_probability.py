@@ -3,40 +3,10 @@
 import numpy as np
 import pytest
 
-from batchd.data.pipeline.augment.options import (
-    Affine,
-    AugMix,
-    AutoAugment,
-    Autocontrast,
-    Blur,
-    Choose,
-    Elastic,
-    Equalize,
-    Erase,
-    Invert,
-    Perspective,
-    Posterize,
-    RandAugment,
-    Sharpen,
-    Solarize,
-    TrivialAugment,
-)
+from batchd.data.pipeline.augment import options as augment
 from batchd.data.pipeline.effects import StepInvalid, effect
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    ChanceStep,
-    ColorJitter,
-    Cutout,
-    Decode,
-    Follow,
-    Gray,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-)
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.sample_fields import columns_after
@@ -49,39 +19,50 @@ IMAGE = np.random.default_rng(1).integers(0, 256, (20, 20, 3), np.uint8)
 FILE = encode(IMAGE, ".png")
 SAME = (20, 20)
 STEPS = [
-    (CenterCrop, {"size": SAME}),
-    (RandomCrop, {"size": SAME, "padding": 6}),
-    (RandomResizedCrop, {"size": SAME}),
-    (Rotate, {"quarter_turns": (1, 2, 3)}),
-    (Rotate, {"degrees": (-40, -10)}),
-    (ColorJitter, {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.3}),
-    (Gray, {}),
-    (Cutout, {"size": (9, 9), "holes": 3}),
-    (Solarize, {}),
-    (Posterize, {}),
-    (Equalize, {}),
-    (Autocontrast, {}),
-    (Invert, {}),
-    (Sharpen, {"factor": (0.1, 5.0)}),
-    (Blur, {}),
-    (Erase, {"fill": "noise", "count": 3}),
+    (op.CenterCrop, {"size": SAME}),
+    (op.RandomCrop, {"size": SAME, "padding": 6}),
+    (op.RandomResizedCrop, {"size": SAME}),
+    (op.Rotate, {"quarter_turns": (1, 2, 3)}),
+    (op.Rotate, {"degrees": (-40, -10)}),
+    (op.ColorJitter, {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.3}),
+    (op.Gray, {}),
+    (op.Cutout, {"size": (9, 9), "holes": 3}),
+    (augment.Solarize, {}),
+    (augment.Posterize, {}),
+    (augment.Equalize, {}),
+    (augment.Autocontrast, {}),
+    (augment.Invert, {}),
+    (augment.Sharpen, {"factor": (0.1, 5.0)}),
+    (augment.Blur, {}),
+    (augment.Erase, {"fill": "noise", "count": 3}),
     (
-        Affine,
+        augment.Affine,
         {"degrees": (-40, -10), "translate": (0.1, 0.2), "scale": (0.8, 1.2), "shear_x": (3, 9), "shear_y": (-9, 9)},
     ),
-    (Perspective, {}),
-    (RandAugment, {"operation_probability": 1.0}),
-    (TrivialAugment, {}),
-    (AutoAugment, {}),
-    (AugMix, {}),
-    (Choose, {"of": (Invert(), Blur(), RandomCrop(size=SAME, padding=4), RandAugment(), RandomFlip())}),
-    (Elastic, {}),
+    (augment.Perspective, {}),
+    (augment.RandAugment, {"operation_probability": 1.0}),
+    (augment.TrivialAugment, {}),
+    (augment.AutoAugment, {}),
+    (augment.AugMix, {}),
+    (
+        augment.Choose,
+        {
+            "of": (
+                augment.Invert(),
+                augment.Blur(),
+                op.RandomCrop(size=SAME, padding=4),
+                augment.RandAugment(),
+                op.RandomFlip(),
+            )
+        },
+    ),
+    (augment.Elastic, {}),
 ]
 
 
 def made(steps, sample):
     """Run steps on the image and cover one pixel. Return the image, and the notes of the steps."""
-    pipeline = image_pipeline([Decode(), Resize(size=SAME), *steps, Cutout(size=(1, 1))])
+    pipeline = image_pipeline([op.Decode(), op.Resize(size=SAME), *steps, op.Cutout(size=(1, 1))])
     draws = pipeline.note_draws()
     return run(pipeline, FILE, sample=sample), list(draws)
 
@@ -93,7 +74,7 @@ def test_no_later_draw_moves_whether_a_step_acts_or_not(kind, options):
     acted = []
     for sample in range(32):
         # a flip that never happens draws one number, too
-        done, notes = made([RandomFlip(probability=0.0), always], sample)
+        done, notes = made([op.RandomFlip(probability=0.0), always], sample)
         untouched, untouched_notes = made([never], sample)
         image, image_notes = made([sometimes], sample)
 
@@ -106,7 +87,7 @@ def test_no_later_draw_moves_whether_a_step_acts_or_not(kind, options):
 
 def test_every_step_with_a_probability_is_tried_here():
     """A new step without an example fails this test; what joins samples draws from elsewhere."""
-    kinds = {kind for kind in STEP_KINDS.values() if issubclass(kind, ChanceStep) and not issubclass(kind, JoinStep)}
+    kinds = {kind for kind in STEP_KINDS.values() if issubclass(kind, op.ChanceStep) and not issubclass(kind, JoinStep)}
 
     assert {kind for kind, _options in STEPS} == kinds
 
@@ -125,7 +106,7 @@ def test_a_probability_of_one_is_in_no_fingerprint(kind, options):
 def test_a_step_says_whether_chance_decides_the_shape(kind, options, chance):
     """Rows of ``pack`` and buckets are planned by shapes before any number is drawn."""
     step = kind(**options, probability=chance)
-    pipeline = Pipeline([Column("image", "encoded")], [Decode(), step], 0, has_rows=False)
+    pipeline = Pipeline([Column("image", "encoded")], [op.Decode(), step], 0, has_rows=False)
     files = [memoryview(encode(np.resize(IMAGE, (height, width, 3)), ".png")) for height, width in ((24, 30), (16, 22))]
     shapes = [{pipeline.make({"image": file}, epoch, 0, 0)["image"].shape for epoch in range(40)} for file in files]
 
@@ -136,12 +117,12 @@ def test_a_step_says_whether_chance_decides_the_shape(kind, options, chance):
 @pytest.mark.parametrize(
     ("step", "shape"),
     [
-        (RandomCrop(size=(20, 20), padding=4, probability=0.5), (20, 20, 3)),
-        (RandomCrop(size=(20, 10), probability=0.5), (20, None, 3)),
-        (RandomResizedCrop(size=(10, 10), probability=0.5), (None, None, 3)),
-        (CenterCrop(size=(10, 10), probability=0.5), (None, None, 3)),
-        (Rotate(degrees=(-10, 10), probability=0.5), (20, 20, 3)),
-        (Gray(probability=0.2), (20, 20, 3)),
+        (op.RandomCrop(size=(20, 20), padding=4, probability=0.5), (20, 20, 3)),
+        (op.RandomCrop(size=(20, 10), probability=0.5), (20, None, 3)),
+        (op.RandomResizedCrop(size=(10, 10), probability=0.5), (None, None, 3)),
+        (op.CenterCrop(size=(10, 10), probability=0.5), (None, None, 3)),
+        (op.Rotate(degrees=(-10, 10), probability=0.5), (20, 20, 3)),
+        (op.Gray(probability=0.2), (20, 20, 3)),
     ],
 )
 def test_an_image_that_is_not_cropped_keeps_its_size(step, shape):
@@ -151,7 +132,7 @@ def test_an_image_that_is_not_cropped_keeps_its_size(step, shape):
 
 def test_quarter_turns_at_random_leave_two_shapes():
     """An image that is not square is turned, or not."""
-    step = Rotate(quarter_turns=(1,), probability=0.5)
+    step = op.Rotate(quarter_turns=(1,), probability=0.5)
 
     assert columns_after([Column("image", shape=(20, 30, 3))], [step])["image"].shape == (None, None, 3)
 
@@ -159,8 +140,8 @@ def test_quarter_turns_at_random_leave_two_shapes():
 def test_gray_at_random_keeps_the_channels():
     """Some images would have one channel and others three."""
     with pytest.raises(StepInvalid, match=r"keeps the number of channels.*set channels = 3"):
-        effect(Gray(channels=1, probability=0.2), {"image": Column("image", shape=(20, 20, 3))})
-    grey = effect(Gray(channels=1, probability=0.2), {"image": Column("image", shape=(20, 20, 1))})
+        effect(op.Gray(channels=1, probability=0.2), {"image": Column("image", shape=(20, 20, 3))})
+    grey = effect(op.Gray(channels=1, probability=0.2), {"image": Column("image", shape=(20, 20, 1))})
     assert grey["image"].shape == (20, 20, 1)
 
 
@@ -175,7 +156,7 @@ def test_boxes_stay_where_a_crop_does_not_act():
     """What follows the image is moved with it, or not at all."""
     boxes = np.array([[0, 0, 20, 20]], np.float32)
     columns = [Column("image", shape=(20, 20, 3)), Column("boxes", dtype="float32", shape=(1, 4))]
-    steps = [Follow(boxes="boxes"), RandomCrop(size=SAME, padding=8, probability=0.5)]
+    steps = [op.Follow(boxes="boxes"), op.RandomCrop(size=SAME, padding=8, probability=0.5)]
     moved = []
     for sample in range(20):
         fields = run_fields(columns, steps, {"image": IMAGE, "boxes": boxes}, sample)

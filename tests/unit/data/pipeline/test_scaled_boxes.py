@@ -7,19 +7,8 @@ from hypothesis import strategies as st
 
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image import jpeg_box, stages
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.image.geometry import Cut
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    ColorJitter,
-    Decode,
-    Gray,
-    Normalize,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-)
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.stages import Timings
 from batchd.data.samples.columns import Column
@@ -35,20 +24,20 @@ if jpeg_box.IS_BUILT:
 WIDE = photo(150, 200)
 SIZE = (32, 40)
 PIPELINES = {
-    "random crops": [RandomResizedCrop(size=SIZE), RandomFlip(direction="both")],
-    "large crops": [RandomResizedCrop(size=SIZE, scale=(0.9, 1.0))],
-    "the whole image": [Resize(size=SIZE)],
-    "the middle": [CenterCrop(size=SIZE)],
-    "the middle, mirrored": [CenterCrop(size=SIZE), RandomFlip(probability=1.0)],
-    "a padded middle": [CenterCrop(size=(160, 210))],
-    "a crop of a smaller image": [Resize(shorter_side=48), RandomCrop(size=SIZE)],
-    "nearest": [RandomResizedCrop(size=SIZE, interpolation="nearest")],
-    "cubic": [RandomResizedCrop(size=SIZE, interpolation="cubic"), RandomFlip()],
-    "rotated": [Resize(size=SIZE), Rotate(degrees=(-30, 30))],
-    "quarter turns": [Resize(size=(32, 32)), Rotate(quarter_turns=(0, 1, 2, 3))],
-    "grey": [RandomResizedCrop(size=SIZE), Gray()],
-    "other colours": [RandomResizedCrop(size=SIZE), RandomFlip(), ColorJitter(brightness=0.4)],
-    "floating point": [RandomResizedCrop(size=SIZE), Normalize(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))],
+    "random crops": [op.RandomResizedCrop(size=SIZE), op.RandomFlip(direction="both")],
+    "large crops": [op.RandomResizedCrop(size=SIZE, scale=(0.9, 1.0))],
+    "the whole image": [op.Resize(size=SIZE)],
+    "the middle": [op.CenterCrop(size=SIZE)],
+    "the middle, mirrored": [op.CenterCrop(size=SIZE), op.RandomFlip(probability=1.0)],
+    "a padded middle": [op.CenterCrop(size=(160, 210))],
+    "a crop of a smaller image": [op.Resize(shorter_side=48), op.RandomCrop(size=SIZE)],
+    "nearest": [op.RandomResizedCrop(size=SIZE, interpolation="nearest")],
+    "cubic": [op.RandomResizedCrop(size=SIZE, interpolation="cubic"), op.RandomFlip()],
+    "rotated": [op.Resize(size=SIZE), op.Rotate(degrees=(-30, 30))],
+    "quarter turns": [op.Resize(size=(32, 32)), op.Rotate(quarter_turns=(0, 1, 2, 3))],
+    "grey": [op.RandomResizedCrop(size=SIZE), op.Gray()],
+    "other colours": [op.RandomResizedCrop(size=SIZE), op.RandomFlip(), op.ColorJitter(brightness=0.4)],
+    "floating point": [op.RandomResizedCrop(size=SIZE), op.Normalize(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))],
 }
 FILES = {
     "upright": jpeg(WIDE),
@@ -105,7 +94,7 @@ def test_a_target_gets_the_box_resampled_and_flipped(subsampling, color, box, si
 @pytest.mark.parametrize("steps", PIPELINES.values(), ids=PIPELINES)
 def test_a_pipeline_makes_the_same_of_it_in_one_call_and_in_three(steps, file, monkeypatch):
     """The steps that one call cannot do are done as before."""
-    one, three = (image_pipeline([Decode(), *steps]) for _ in range(2))
+    one, three = (image_pipeline([op.Decode(), *steps]) for _ in range(2))
     for epoch in range(12):
         made = run(one, file, epoch)
         with monkeypatch.context() as context:
@@ -117,7 +106,7 @@ def test_usual_crops_take_one_call(monkeypatch):
     """Random crops, resizing and the middle need nothing that another call does."""
     monkeypatch.setattr(stages, "make_moves", None)
     for name in ("random crops", "large crops", "the whole image", "the middle", "grey", "floating point"):
-        run(image_pipeline([Decode(), *PIPELINES[name]]), FILES["upright"])
+        run(image_pipeline([op.Decode(), *PIPELINES[name]]), FILES["upright"])
 
 
 def test_a_broken_file_says_the_same_with_a_target():
@@ -126,7 +115,7 @@ def test_a_broken_file_says_the_same_with_a_target():
     with pytest.raises(extension.JpegError) as alone:
         decoded(broken, Cut(0, 0, 150, 200))
     with pytest.raises(SampleUndecodable, match=f"^a broken JPEG: {alone.value}$"):
-        run(image_pipeline([Decode(), Resize(size=SIZE)]), broken)
+        run(image_pipeline([op.Decode(), op.Resize(size=SIZE)]), broken)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +137,9 @@ def test_a_wrong_target_is_refused(target, message):
 def test_decoding_and_resampling_are_timed_apart():
     """One call ends two parts: the extension says when the first one ended."""
     timings = Timings()
-    pipeline = Pipeline([Column("image", "encoded")], [Decode(), RandomResizedCrop(size=SIZE)], 0, timings=timings)
+    pipeline = Pipeline(
+        [Column("image", "encoded")], [op.Decode(), op.RandomResizedCrop(size=SIZE)], 0, timings=timings
+    )
     timings.start()
     run(pipeline, FILES["upright"])
     assert timings.names == ["decode", "random_resized_crop", "store"]

@@ -8,16 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchd.data.pipeline.augment import exact, tone
-from batchd.data.pipeline.augment.options import (
-    Autocontrast,
-    Blur,
-    Equalize,
-    Erase,
-    Invert,
-    Posterize,
-    Sharpen,
-    Solarize,
-)
+from batchd.data.pipeline.augment import options as augment
 from batchd.data.pipeline.effects import StepInvalid, effect
 from batchd.data.pipeline.image import resample
 from batchd.data.pipeline.image.geometry import Cut
@@ -66,15 +57,15 @@ def by_channel(image, change):
 
 
 LOOK_UPS = [
-    (Solarize(), lambda image: np.where(image < 128, image, 255 - image)),
-    (Solarize(threshold=256), lambda image: image),
-    (Solarize(threshold=0), lambda image: 255 - image),
-    (Posterize(), lambda image: image // 16 * 16),
-    (Posterize(bits=1), lambda image: image // 128 * 128),
-    (Posterize(bits=8), lambda image: image),
-    (Invert(), lambda image: 255 - image),
-    (Equalize(), lambda image: by_channel(image, equalized)),
-    (Autocontrast(), lambda image: by_channel(image, stretched)),
+    (augment.Solarize(), lambda image: np.where(image < 128, image, 255 - image)),
+    (augment.Solarize(threshold=256), lambda image: image),
+    (augment.Solarize(threshold=0), lambda image: 255 - image),
+    (augment.Posterize(), lambda image: image // 16 * 16),
+    (augment.Posterize(bits=1), lambda image: image // 128 * 128),
+    (augment.Posterize(bits=8), lambda image: image),
+    (augment.Invert(), lambda image: 255 - image),
+    (augment.Equalize(), lambda image: by_channel(image, equalized)),
+    (augment.Autocontrast(), lambda image: by_channel(image, stretched)),
 ]
 
 
@@ -93,14 +84,16 @@ def test_look_ups_are_exactly_those_of_pillow(image):
 
     theirs = Image.fromarray(image)
     for threshold in (0, 1, 99, 128, 255, 256):
-        mine = run_on_pixels([Solarize(threshold=threshold)], image)
+        mine = run_on_pixels([augment.Solarize(threshold=threshold)], image)
         assert np.array_equal(mine, np.array(ImageOps.solarize(theirs, threshold)))
     for bits in range(1, 9):
-        assert np.array_equal(run_on_pixels([Posterize(bits=bits)], image), np.array(ImageOps.posterize(theirs, bits)))
+        assert np.array_equal(
+            run_on_pixels([augment.Posterize(bits=bits)], image), np.array(ImageOps.posterize(theirs, bits))
+        )
     for step, change in (
-        (Invert, ImageOps.invert),
-        (Equalize, ImageOps.equalize),
-        (Autocontrast, ImageOps.autocontrast),
+        (augment.Invert, ImageOps.invert),
+        (augment.Equalize, ImageOps.equalize),
+        (augment.Autocontrast, ImageOps.autocontrast),
     ):
         assert np.array_equal(run_on_pixels([step()], image), np.array(change(theirs)))
 
@@ -124,7 +117,7 @@ def test_sharpen_is_its_formula_rounded_once(factor, image):
     """Noise has the largest differences between neighbours."""
     exact = np.clip(factor * image + (1 - factor) * smooth(image), 0, 255)
 
-    result = run_on_pixels([Sharpen(factor=(factor, factor))], image)
+    result = run_on_pixels([augment.Sharpen(factor=(factor, factor))], image)
 
     assert np.abs(result - exact).max() <= SHARPEN_TOLERANCE
 
@@ -135,7 +128,7 @@ def test_sharpen_is_within_one_of_pillow_up_to_twice_as_sharp():
     from PIL import Image, ImageEnhance  # noqa: PLC0415  only if it is there
 
     for factor in (0.0, 0.1, 0.5, 1.0, 1.9, 2.0):
-        mine = run_on_pixels([Sharpen(factor=(factor, factor))], NOISE).astype(int)
+        mine = run_on_pixels([augment.Sharpen(factor=(factor, factor))], NOISE).astype(int)
         theirs = np.array(ImageEnhance.Sharpness(Image.fromarray(NOISE)).enhance(factor))
         assert np.abs(mine - theirs).max() <= 1
 
@@ -160,7 +153,7 @@ def blurred(image, sigma):
 @pytest.mark.parametrize("sigma", [0.01, 0.1, 0.6, 1.3, 2.0, 9.0])
 def test_blur_is_a_gaussian(sigma, image):
     """Images are smaller than the Gaussian, too."""
-    result = run_on_pixels([Blur(sigma=(sigma, sigma))], image)
+    result = run_on_pixels([augment.Blur(sigma=(sigma, sigma))], image)
 
     assert np.abs(result - blurred(image, sigma)).max() <= BLUR_TOLERANCE
 
@@ -180,7 +173,9 @@ def test_weights_of_a_gaussian_need_no_library():
 
 def test_factors_and_deviations_are_drawn_evenly():
     """The drawn number is the fraction of the way through the range; it is noted for replays."""
-    pipeline = image_pipeline([Decode(), Resize(size=(20, 20)), Sharpen(factor=(0.5, 2)), Blur(sigma=(1, 3))])
+    pipeline = image_pipeline(
+        [Decode(), Resize(size=(20, 20)), augment.Sharpen(factor=(0.5, 2)), augment.Blur(sigma=(1, 3))]
+    )
     draws, seen = pipeline.note_draws(), []
     for sample in range(200):
         run(pipeline, encode(NOISE, ".png"), sample=sample)
@@ -203,7 +198,7 @@ def test_erase_covers_a_rectangle_of_the_drawn_area_and_proportions():
     image = np.full((60, 90, 3), 90, np.uint8)
     corners, areas, aspects = [], [], []
     for sample in range(300):
-        where = erased(Erase(area=(0.05, 0.3), aspect=(0.5, 2.0), fill=(0,)), sample, image)
+        where = erased(augment.Erase(area=(0.05, 0.3), aspect=(0.5, 2.0), fill=(0,)), sample, image)
         rows, columns = np.flatnonzero(where.any(axis=1)), np.flatnonzero(where.any(axis=0))
         height, width = int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1
         assert where.sum() == height * width
@@ -221,14 +216,14 @@ def test_erase_leaves_an_image_in_which_no_rectangle_fits():
     """All ten attempts are higher than the image."""
     strip = np.full((1, 50, 3), 9, np.uint8)
 
-    assert not erased(Erase(area=(0.9, 1.0), aspect=(0.001, 0.002), fill=(0,)), 0, strip).any()
+    assert not erased(augment.Erase(area=(0.9, 1.0), aspect=(0.001, 0.002), fill=(0,)), 0, strip).any()
 
 
 def test_erase_may_cover_several_rectangles():
     """They are drawn one after the other."""
     image = np.full((60, 90, 3), 90, np.uint8)
     one, many = (
-        np.mean([erased(Erase(count=count, area=(0.05, 0.05), fill=(0,)), n, image).mean() for n in range(30)])
+        np.mean([erased(augment.Erase(count=count, area=(0.05, 0.05), fill=(0,)), n, image).mean() for n in range(30)])
         for count in (1, 4)
     )
 
@@ -238,7 +233,7 @@ def test_erase_may_cover_several_rectangles():
 
 def test_the_mean_that_erases_is_that_of_imagenet():
     """It follows the order of the channels; a grey image has its grey level."""
-    black, step = np.zeros((20, 20, 3), np.uint8), Erase(area=(0.2, 0.3))
+    black, step = np.zeros((20, 20, 3), np.uint8), augment.Erase(area=(0.2, 0.3))
     data = encode(black, ".png")
 
     colors = {
@@ -251,9 +246,9 @@ def test_the_mean_that_erases_is_that_of_imagenet():
 
     assert colors == {"rgb": [124, 116, 104], "bgr": [104, 116, 124], "gray": [117]}
     with pytest.raises(StepInvalid, match='fill = "mean" is for images of 1 or 3 channels'):
-        effect(Erase(), {"image": Column("image", shape=(4, 4, 4))})
+        effect(augment.Erase(), {"image": Column("image", shape=(4, 4, 4))})
     with pytest.raises(StepInvalid, match="2 numbers in fill"):
-        effect(Erase(fill=(1, 2)), {"image": Column("image", shape=(4, 4, 3))})
+        effect(augment.Erase(fill=(1, 2)), {"image": Column("image", shape=(4, 4, 3))})
 
 
 def test_noise_depends_on_the_place_alone():
@@ -322,10 +317,10 @@ def test_the_extension_makes_the_pixels_of_numpy(size, channels, factor, sigma, 
 def test_ranges_that_go_downwards_are_refused():
     """Each range of these steps has its smaller number first."""
     for make in (
-        lambda: Sharpen(factor=(2, 1)),
-        lambda: Blur(sigma=(2, 1)),
-        lambda: Erase(area=(0.3, 0.1)),
-        lambda: Erase(aspect=(3, 1)),
+        lambda: augment.Sharpen(factor=(2, 1)),
+        lambda: augment.Blur(sigma=(2, 1)),
+        lambda: augment.Erase(area=(0.3, 0.1)),
+        lambda: augment.Erase(aspect=(3, 1)),
     ):
         with pytest.raises(ValueError, match="goes downwards"):
             make()

@@ -12,22 +12,9 @@ from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Cast
 from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.image.geometry import TURN_OF_ORIENTATION, Cut
 from batchd.data.pipeline.image.jpeg_box import found_points, probe_file
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    ColorJitter,
-    Decode,
-    Follow,
-    Gray,
-    Layout,
-    Normalize,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-)
 from batchd.data.pipeline.options import step_from_plain, step_to_plain
 from batchd.data.pipeline.randomness import SampleRandom, view_number
 from batchd.data.pipeline.sample_fields import StepCheck, columns_after, sample_fields
@@ -42,8 +29,8 @@ from batchd.data.samples.kept_files import KeptFiles
 from support.images import encode, jpeg, jpeg_with_exif, photo
 
 FILE = [Column("image", "encoded"), Column("label", dtype="int64")]
-GLOBAL = (RandomResizedCrop(size=(64, 64), scale=(0.4, 1.0)), RandomFlip())
-LOCAL = (RandomResizedCrop(size=(24, 24), scale=(0.05, 0.4)), ColorJitter(brightness=0.4, probability=0.8))
+GLOBAL = (op.RandomResizedCrop(size=(64, 64), scale=(0.4, 1.0)), op.RandomFlip())
+LOCAL = (op.RandomResizedCrop(size=(24, 24), scale=(0.05, 0.4)), op.ColorJitter(brightness=0.4, probability=0.8))
 DINO = Views(into={"image": View(count=2, steps=GLOBAL), "local": View(count=4, steps=LOCAL)})
 LARGE = jpeg(photo(300, 400, seed=5))
 
@@ -60,15 +47,19 @@ def run_fields(steps, data=LARGE, epoch=0, sample=0, seed=0, columns=FILE, kept=
 
 def alone(field, place, steps, data=LARGE, **position):
     """One view of ``DINO`` by a step that makes no other; its place in the field stays."""
-    return run_fields([Decode(), Views(into={field: View(count=place + 1, steps=steps)})], data, **position)[field]
+    return run_fields([op.Decode(), Views(into={field: View(count=place + 1, steps=steps)})], data, **position)[field]
 
 
 def test_views_become_fields_with_an_axis_and_leave_the_others():
     """The fields have the announced shapes; a count of 1 has no axis; labels are untouched."""
-    single = replace(DINO, into={**DINO.into, "one": View(steps=(CenterCrop(size=(8, 8)), Normalize(), Layout()))})
-    fields = {field.name: (field.dtype, field.shape) for field in sample_fields(FILE, [Decode(), single], "substitute")}
+    single = replace(
+        DINO, into={**DINO.into, "one": View(steps=(op.CenterCrop(size=(8, 8)), op.Normalize(), op.Layout()))}
+    )
+    fields = {
+        field.name: (field.dtype, field.shape) for field in sample_fields(FILE, [op.Decode(), single], "substitute")
+    }
 
-    row = run_fields([Decode(), single])
+    row = run_fields([op.Decode(), single])
 
     assert (
         fields.items()
@@ -86,7 +77,7 @@ def test_views_become_fields_with_an_axis_and_leave_the_others():
 
 def test_the_source_field_is_gone_unless_it_is_named():
     """A batch has only the fields of ``into``, in the place of the image."""
-    steps = [Decode(), Views(into={"a": View(steps=GLOBAL), "b": View(steps=LOCAL)})]
+    steps = [op.Decode(), Views(into={"a": View(steps=GLOBAL), "b": View(steps=LOCAL)})]
 
     assert list(columns_after(FILE, steps)) == ["a", "b", "label"]
 
@@ -99,13 +90,13 @@ def test_a_view_has_the_same_bytes_whichever_others_there_are(make, orientation)
     data = jpeg_with_exif(data, orientation) if make is jpeg else data
     more = Views(
         into={
-            "tiny": View(count=3, steps=(RandomResizedCrop(size=(8, 8), scale=(0.9, 1.0)),)),
+            "tiny": View(count=3, steps=(op.RandomResizedCrop(size=(8, 8), scale=(0.9, 1.0)),)),
             "local": View(count=6, steps=LOCAL),
             "image": View(count=2, steps=(*GLOBAL, Blur(sigma=(0.1, 2.0), probability=0.5))),
         }
     )
     for sample in range(3):
-        row, other = (run_fields([Decode(), step], data, epoch=1, sample=sample) for step in (DINO, more))
+        row, other = (run_fields([op.Decode(), step], data, epoch=1, sample=sample) for step in (DINO, more))
 
         assert np.array_equal(other["local"][:4], row["local"])
         assert np.array_equal(alone("image", 1, GLOBAL, data, epoch=1, sample=sample), row["image"])
@@ -123,10 +114,10 @@ def test_crops_decoded_together_alone_or_from_points_have_the_same_bytes(monkeyp
             with monkeypatch.context() as patch:
                 if forced is not None:
                     patch.setattr(stages.ViewGroup, "is_together", property(lambda _group, is_it=forced: is_it))
-                rows.append(run_fields([Decode(), DINO], kept=kept))
+                rows.append(run_fields([op.Decode(), DINO], kept=kept))
 
     monkeypatch.setattr(jpeg_box, "IS_BUILT", False)
-    rows.append(run_fields([Decode(), DINO]))
+    rows.append(run_fields([op.Decode(), DINO]))
 
     for row in rows[1:]:
         assert all(np.array_equal(row[name], rows[0][name]) for name in ("image", "local"))
@@ -135,10 +126,10 @@ def test_crops_decoded_together_alone_or_from_points_have_the_same_bytes(monkeyp
 def test_a_view_is_what_decode_and_its_steps_make_with_its_numbers(monkeypatch):
     """The steps of one view alone are the reference, in the numbers of that view."""
     monkeypatch.setattr(SampleRandom, "start", _start_of_view("local", 2))
-    plain = run_fields([Decode(scale="off"), *LOCAL])["image"]
+    plain = run_fields([op.Decode(scale="off"), *LOCAL])["image"]
     monkeypatch.undo()
 
-    assert np.array_equal(run_fields([Decode(scale="off"), DINO])["local"][2], plain)
+    assert np.array_equal(run_fields([op.Decode(scale="off"), DINO])["local"][2], plain)
 
 
 def _start_of_view(field, place):
@@ -170,13 +161,13 @@ def test_later_steps_draw_the_numbers_that_they_had_without_views():
     """A crop of another field behind the step is where it was before the step was there."""
     columns = [*FILE, Column("other", shape=(40, 40, 3))]
     other = photo(40, 40, seed=9)
-    crop = RandomCrop(field="other", size=(8, 8))
+    crop = op.RandomCrop(field="other", size=(8, 8))
 
     def made(*views):
-        pipeline = Pipeline(columns, [Decode(), *views, crop], 0, has_rows=False)
+        pipeline = Pipeline(columns, [op.Decode(), *views, crop], 0, has_rows=False)
         return pipeline.make({"image": memoryview(LARGE), "label": 7, "other": other}, 0, 0, 0)["other"].copy()
 
-    assert np.array_equal(made(CenterCrop(size=(8, 8))), made(DINO))
+    assert np.array_equal(made(op.CenterCrop(size=(8, 8))), made(DINO))
 
 
 def test_views_of_pixels_and_behind_other_steps():
@@ -184,34 +175,36 @@ def test_views_of_pixels_and_behind_other_steps():
     image = photo(80, 90, seed=2)
     given = image.copy()
     given.flags.writeable = False
-    views = Views(into={"image": View(count=2, steps=(ColorJitter(brightness=0.9),)), "whole": View(steps=())})
+    views = Views(into={"image": View(count=2, steps=(op.ColorJitter(brightness=0.9),)), "whole": View(steps=())})
     row = run_fields([views], given, columns=[Column("image", shape=image.shape), FILE[1]])
 
     assert np.array_equal(row["whole"], image)
     assert not np.array_equal(row["image"][0], row["image"][1])
-    behind = run_fields([Decode(), Resize(size=(80, 90)), views])
-    assert np.array_equal(behind["whole"], run_fields([Decode(), Resize(size=(80, 90))])["image"])
+    behind = run_fields([op.Decode(), op.Resize(size=(80, 90)), views])
+    assert np.array_equal(behind["whole"], run_fields([op.Decode(), op.Resize(size=(80, 90))])["image"])
 
 
 def test_views_of_different_sizes_may_be_padded_later():
     """With a count of 1 a field ends as its steps leave it; overlapping views keep their pixels."""
-    views = Views(into={"a": View(steps=(Gray(),)), "b": View(steps=()), "c": View(steps=(Resize(shorter_side=30),))})
-    steps = [Decode(), views]
+    views = Views(
+        into={"a": View(steps=(op.Gray(),)), "b": View(steps=()), "c": View(steps=(op.Resize(shorter_side=30),))}
+    )
+    steps = [op.Decode(), views]
     steps += [PadBatch(field=name, max_shape=(300, 400, 3)) for name in "abc"]
 
     row = run_fields(steps)
 
-    assert np.array_equal(row["b"], run_fields([Decode(), Resize(size=(300, 400))])["image"])
+    assert np.array_equal(row["b"], run_fields([op.Decode(), op.Resize(size=(300, 400))])["image"])
     assert (row["a"][..., 0] == row["a"][..., 1]).all()
     assert row["c_shape"].tolist() == [30, 40]
 
 
 def test_steps_behind_views_work_on_their_fields():
     """They see a view, or the array of several."""
-    single = Views(into={"a": View(steps=(CenterCrop(size=(20, 20)),)), "b": DINO.into["local"]})
-    steps = [Decode(), single, Normalize(field="a"), Cast(field="b", dtype="int32")]
+    single = Views(into={"a": View(steps=(op.CenterCrop(size=(20, 20)),)), "b": DINO.into["local"]})
+    steps = [op.Decode(), single, op.Normalize(field="a"), Cast(field="b", dtype="int32")]
 
-    row, plain = run_fields(steps), run_fields([Decode(), single])
+    row, plain = run_fields(steps), run_fields([op.Decode(), single])
 
     assert (row["a"].dtype, row["b"].dtype, row["b"].shape) == (np.float32, np.int32, (4, 24, 24, 3))
     assert np.array_equal(row["b"], plain["b"])
@@ -219,18 +212,24 @@ def test_steps_behind_views_work_on_their_fields():
 
 def test_a_view_may_have_several_stages():
     """Geometry behind a step on pixels works on what that has made, as outside of views."""
-    steps = (CenterCrop(size=(90, 80)), Gray(), CenterCrop(size=(70, 60)), Resize(size=(20, 30)), Gray(channels=1))
+    steps = (
+        op.CenterCrop(size=(90, 80)),
+        op.Gray(),
+        op.CenterCrop(size=(70, 60)),
+        op.Resize(size=(20, 30)),
+        op.Gray(channels=1),
+    )
 
     row = run_fields(
         [
-            Decode(),
+            op.Decode(),
             Views(
-                into={"a": View(count=2, steps=steps), "b": View(steps=(*steps, Normalize(mean=(0.5,), std=(0.5,))))}
+                into={"a": View(count=2, steps=steps), "b": View(steps=(*steps, op.Normalize(mean=(0.5,), std=(0.5,))))}
             ),
         ]
     )
 
-    plain = run_fields([Decode(), *steps])["image"]
+    plain = run_fields([op.Decode(), *steps])["image"]
     assert np.array_equal(row["a"], [plain, plain])
     assert np.allclose(row["b"], plain / 127.5 - 1, atol=1e-6)
 
@@ -244,9 +243,9 @@ def darker(sample, rng):
 def test_a_function_gets_the_image_of_one_view_and_numbers_of_its_own():
     """It sees no other field; its generator is that of the view."""
     call = Call(function=f"{__name__}:darker")
-    views = Views(into={"image": View(count=2, steps=(CenterCrop(size=(20, 20)), call)), "two": View(steps=GLOBAL)})
+    views = Views(into={"image": View(count=2, steps=(op.CenterCrop(size=(20, 20)), call)), "two": View(steps=GLOBAL)})
 
-    row = run_fields([Decode(), views])
+    row = run_fields([op.Decode(), views])
 
     assert np.array_equal(row["image"][0] // 2, row["image"][1] // 2) or row["image"][0].max() < 255
     assert np.abs(row["image"][0].astype(int) - row["image"][1]).max() <= 1
@@ -255,42 +254,42 @@ def test_a_function_gets_the_image_of_one_view_and_numbers_of_its_own():
 
 def test_a_failure_names_the_view_and_the_step():
     """A sample that one view cannot use is bad; one that no decoder reads says only that."""
-    views = replace(DINO, into={**DINO.into, "local": View(count=2, steps=(Rotate(degrees=(1, 9)), *LOCAL))})
+    views = replace(DINO, into={**DINO.into, "local": View(count=2, steps=(op.Rotate(degrees=(1, 9)), *LOCAL))})
     wide = encode(np.zeros((1, 32_767, 3), np.uint8), ".png")
 
     with pytest.raises(SampleUndecodable, match=r'^"rotate" of view local\[0\]: .* cannot be rotated'):
-        run_fields([Decode(), views], wide)
+        run_fields([op.Decode(), views], wide)
     with pytest.raises(SampleUndecodable, match=r"^truncated: "):
-        run_fields([Decode(), views], LARGE[: len(LARGE) // 2])
+        run_fields([op.Decode(), views], LARGE[: len(LARGE) // 2])
 
 
 def test_draws_are_noted_for_each_view():
     """One note for the step has the random steps of each view, and changes no byte."""
     notes = []
-    row = run_fields([Decode(), DINO, RandomFlip(field="image")][:2], draws=notes)
+    row = run_fields([op.Decode(), DINO, op.RandomFlip(field="image")][:2], draws=notes)
     ((drawn,),) = notes
 
     assert list(drawn) == ["image[0]", "image[1]", *(f"local[{place}]" for place in range(4))]
     assert [step["op"] for step in drawn["image[1]"]] == ["random_resized_crop", "random_flip"]
     assert drawn["local[0]"][0]["crop"] != drawn["local[1]"][0]["crop"]
-    assert np.array_equal(row["local"], run_fields([Decode(), DINO])["local"])
+    assert np.array_equal(row["local"], run_fields([op.Decode(), DINO])["local"])
 
 
 def test_a_cache_keeps_what_is_in_front_of_random_views():
     """Views without chance are kept themselves."""
-    certain = Views(into={"a": View(steps=(CenterCrop(size=(8, 8)),)), "b": View(steps=(Resize(size=(4, 4)),))})
+    certain = Views(into={"a": View(steps=(op.CenterCrop(size=(8, 8)),)), "b": View(steps=(op.Resize(size=(4, 4)),))})
 
-    assert cut_of([Decode(), Resize(shorter_side=9), DINO]) == 2
-    assert cut_of([Decode(), certain, RandomFlip(field="a")]) == 2
-    assert cut_of([Decode(), replace(certain, into={"a": View(steps=(Normalize(),))})]) == 1
+    assert cut_of([op.Decode(), op.Resize(shorter_side=9), DINO]) == 2
+    assert cut_of([op.Decode(), certain, op.RandomFlip(field="a")]) == 2
+    assert cut_of([op.Decode(), replace(certain, into={"a": View(steps=(op.Normalize(),))})]) == 1
     assert (DINO.is_random, certain.is_random) == (True, False)
-    assert cropped_files([Decode(), DINO])
-    assert not cropped_files([Decode(), Views(into={"a": View(steps=(Gray(),))})])
+    assert cropped_files([op.Decode(), DINO])
+    assert not cropped_files([op.Decode(), Views(into={"a": View(steps=(op.Gray(),))})])
 
 
 def test_a_cache_of_decoded_samples_changes_no_view():
     """The pixels that it keeps are of the whole image; each epoch draws views of its own."""
-    steps = [Decode(scale="off"), DINO]
+    steps = [op.Decode(scale="off"), DINO]
     cut = cut_of(steps)
     first = Pipeline(FILE, steps[:cut], 0, has_rows=False)
     columns = list(first.columns.values())
@@ -310,7 +309,7 @@ def test_views_are_of_the_upright_image(orientation):
     image = photo(300, 400, seed=5)
     stored = image[:: -1 if turn.vertical else 1, :: -1 if turn.horizontal else 1]
     stored = np.ascontiguousarray(stored.swapaxes(0, 1) if turn.transpose else stored)
-    steps = [Decode(scale="off"), DINO]
+    steps = [op.Decode(scale="off"), DINO]
 
     upright, tagged = run_fields(steps, jpeg(image)), run_fields(steps, jpeg_with_exif(jpeg(stored), orientation))
 
@@ -322,12 +321,12 @@ def test_pixels_of_a_cache_give_the_same_views():
     """Whole images are decoded once for all views, and kept once."""
     kept = KeptFiles((), ["image"])
     kept.decoded.begin(lambda _size: True)
-    first = run_fields([Decode(), DINO], kept=kept)
-    again = run_fields([Decode(), DINO], kept.decoded.found["image"], kept=kept)
+    first = run_fields([op.Decode(), DINO], kept=kept)
+    again = run_fields([op.Decode(), DINO], kept.decoded.found["image"], kept=kept)
 
     for name in ("image", "local"):
         assert np.array_equal(first[name], again[name])
-        assert np.array_equal(first[name], run_fields([Decode(), DINO])[name])
+        assert np.array_equal(first[name], run_fields([op.Decode(), DINO])[name])
 
 
 def test_plain_forms():
@@ -344,8 +343,8 @@ def test_plain_forms():
     ("inner", "reason"),
     [
         (DINO, "a view has no views of its own"),
-        (Decode(), "decodes once for all views"),
-        (Follow(mask="mask"), "no mask, boxes or points can follow it"),
+        (op.Decode(), "decodes once for all views"),
+        (op.Follow(mask="mask"), "no mask, boxes or points can follow it"),
         (PadBatch(max_shape=(9, 9, 3)), 'behind "views"'),
     ],
 )
@@ -370,11 +369,11 @@ def problems(*steps, columns=FILE):
 @pytest.mark.parametrize(
     ("steps", "key", "text"),
     [
-        ((Resize(shorter_side=96),), (1, "into", "local", "steps", 0, "size"), "uint8[?,?,3]; set size"),
-        ((RandomCrop(size=(9, 9), probability=0.5),), (1, "into", "local", "steps", 0, "probability"), "set prob"),
-        ((Gray(),), (1, "into", "local", "steps"), 'add "random_resized_crop"'),
-        ((Gray(channels=1), Normalize()), (1, "into", "local", "steps", 1, "mean"), "1 channel"),
-        ((RandomFlip(field="pic"),), (1, "into", "local", "steps", 0, "field"), "a sample has 'image'"),
+        ((op.Resize(shorter_side=96),), (1, "into", "local", "steps", 0, "size"), "uint8[?,?,3]; set size"),
+        ((op.RandomCrop(size=(9, 9), probability=0.5),), (1, "into", "local", "steps", 0, "probability"), "set prob"),
+        ((op.Gray(),), (1, "into", "local", "steps"), 'add "random_resized_crop"'),
+        ((op.Gray(channels=1), op.Normalize()), (1, "into", "local", "steps", 1, "mean"), "1 channel"),
+        ((op.RandomFlip(field="pic"),), (1, "into", "local", "steps", 0, "field"), "a sample has 'image'"),
         (
             (Call(function="a:b", outputs={"score": "float32"}),),
             (1, "into", "local", "steps", 0),
@@ -384,7 +383,7 @@ def problems(*steps, columns=FILE):
 )
 def test_problems_of_views_have_the_key_of_the_option(steps, key, text):
     """What a step inside says is found at its option, and nothing follows from it."""
-    (found,) = problems(Decode(), Views(into={"local": View(count=8, steps=steps)}), Normalize(field="local"))
+    (found,) = problems(op.Decode(), Views(into={"local": View(count=8, steps=steps)}), op.Normalize(field="local"))
 
     assert found[0] == key
     assert text in found[1]
@@ -393,15 +392,15 @@ def test_problems_of_views_have_the_key_of_the_option(steps, key, text):
 def test_problems_of_the_step_itself():
     """Masks that follow, a name that is there already, and what is no image are named."""
     columns = [*FILE, Column("mask", "encoded")]
-    followed, _mask = problems(Decode(), Follow(mask="mask"), DINO, columns=columns)
+    followed, _mask = problems(op.Decode(), op.Follow(mask="mask"), DINO, columns=columns)
     assert followed[0] == (2,)
     assert "each view would need its own" in followed[1]
-    (taken,) = problems(Decode(), Views(into={"label": View(steps=GLOBAL)}))
+    (taken,) = problems(op.Decode(), Views(into={"label": View(steps=GLOBAL)}))
     assert "would make a field 'label'" in taken[1]
     (undecoded,) = problems(DINO)
     assert 'must be { op = "decode" }' in undecoded[1]
     with pytest.raises(StepInvalid, match='cannot come after "views"'):
-        columns_after(FILE, [Decode(), DINO, Normalize()])
+        columns_after(FILE, [op.Decode(), DINO, op.Normalize()])
     with pytest.raises(OptionsInvalid, match="name 1 to"):
         Views(into={})
 
@@ -409,7 +408,7 @@ def test_problems_of_the_step_itself():
 def planned(*boxes, factor=1):
     """Views whose crops are these, of a photograph of 500 x 400."""
     header = probe_file(memoryview(jpeg(photo(400, 500))))
-    pipeline = Pipeline(FILE, [Decode(), Views(into={"a": View(count=len(boxes), steps=GLOBAL)})], 0)
+    pipeline = Pipeline(FILE, [op.Decode(), Views(into={"a": View(count=len(boxes), steps=GLOBAL)})], 0)
     (group,) = pipeline.plan_views({"image": memoryview(jpeg(photo(400, 500)))}, 0, 0)
     return [
         one._replace(plan=one.plan._replace(header=header, decoding=one.plan.decoding._replace(factor=factor, box=box)))
