@@ -38,6 +38,7 @@ from support.keeper import cleared_by, keep
 from support.kernel import RUN_VARIABLE, carriers
 from support.launcher import Launcher
 from support.leaks import left_since, look, open_files
+from support.pools import WorkerHostProcess, worker_hosts
 from support.s3_server import BucketServer
 from support.settings import folder_stream
 from support.trainer_process import TrainerProcess
@@ -341,6 +342,19 @@ def start_trainer(_launcher: Launcher) -> Iterator[Callable[..., TrainerProcess]
             return trainer.ready()
 
         yield start
+
+
+@pytest.fixture
+def start_host(tmp_path: Path) -> Iterator[Callable[..., WorkerHostProcess]]:
+    """Start worker hosts of real daemons; they end with the test."""
+    with worker_hosts(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the indexes of a test's data out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.expected import Expected
 from support.fake_gateway import WorkerHostProcess
 from support.kernel import gateways_of, is_alive, workers_of
 from support.network import Proxy, free_port, two_hosts
-from support.pools import gateway_of, links, pool_keys, wait_serving, worker_hosts
+from support.pools import gateway_of, links, pool_keys, wait_serving
 from support.seen import see
 from support.waiting import PATIENCE_S, wait_until
 
@@ -29,13 +29,6 @@ FEW = 100
 """So many kills surely are of every kind."""
 LOST = 0.05
 """Part of the data that a lossy wire loses."""
-
-
-@pytest.fixture
-def start_host(tmp_path):
-    """Start worker hosts; they end with the test."""
-    with worker_hosts(tmp_path) as start:
-        yield start
 
 
 class Reader:

@@ -5,19 +5,12 @@ import pytest
 import batchd_client
 from support.expected import Expected
 from support.network import free_port
-from support.pools import links, pool_keys, wait_serving, worker_hosts
+from support.pools import links, pool_keys, wait_serving
 from support.seen import samples, see
 from support.settings import STREAM, folder_stream, write_settings
 from support.shards import photo_shards
 
 BLOCKS = {"blocks": 2, "block_samples": 5}
-
-
-@pytest.fixture
-def start_host(tmp_path):
-    """Start worker hosts; they end with the test."""
-    with worker_hosts(tmp_path) as start:
-        yield start
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.daemon_process import clean_environment
+from support.programs import examples, finish
 from support.waiting import PATIENCE_S, wait_until
 
 CLASSICS = Path(__file__).parents[2] / "examples" / "classics"
@@ -32,34 +30,9 @@ WITH_TENSORFLOW = {
 
 @pytest.fixture
 def start(tmp_path, daemons_folder):
-    """Start an example whose temporary files go to ``tmp_path``; a failed test kills it."""
-    started = []
-
-    def start_example(name, *options):
-        started.append(
-            subprocess.Popen(
-                [sys.executable, CLASSICS / f"{name}.py", *options],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**clean_environment(), "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(daemons_folder)},
-                process_group=0,
-                text=True,
-            )
-        )
-        return started[-1]
-
-    yield start_example
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def finish(example):
-    """Return the output of an example that exited cleanly."""
-    said, complained = example.communicate(timeout=PATIENCE_S)
-    assert example.returncode == 0, said + complained
-    return said
+    """Start an example whose temporary files go to ``tmp_path``."""
+    with examples(tmp_path, TMPDIR=str(tmp_path), XDG_RUNTIME_DIR=str(daemons_folder)) as start:
+        yield lambda name, *options: start(CLASSICS / f"{name}.py", *options)
 
 
 @pytest.fixture(scope="module")

@@ -37,15 +37,9 @@ from support.tfrecords import example, write_records
 from support.videos import write_video
 from support.waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.usefixtures("forked_children")
+pytestmark = pytest.mark.usefixtures("forked_children", "own_cache")
 PICTURES = [jpeg(photo(seed=seed)) for seed in range(4)]
 AUGMENTED = ["decode", "random_resized_crop", "random_flip"]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test's data out of the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture

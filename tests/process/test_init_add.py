@@ -15,18 +15,12 @@ from support.commands import batchd
 from support.daemon_process import clean_environment
 from support.images import write_photos
 
-pytestmark = pytest.mark.usefixtures("forked_children")
+pytestmark = pytest.mark.usefixtures("forked_children", "own_cache")
 MINE = """# mine
 [streams.photos] # these
 batch_size = 2
 source = { type = "folder", path = "photos" }
 pipeline = [ { op = "decode" }, { op = "resize", size = [8, 8] } ]"""
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test's data out of the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture

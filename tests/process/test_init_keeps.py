@@ -25,15 +25,9 @@ from support.commands import batchd
 from support.images import jpeg, photo
 from support.videos import write_video
 
-pytestmark = pytest.mark.usefixtures("forked_children")
+pytestmark = pytest.mark.usefixtures("forked_children", "own_cache")
 Rows = list[dict[str, Any]]
 Write = Callable[[Path, Rows], Path]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test's data out of the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def found(path: Path) -> dict[str, Any]:

@@ -21,13 +21,7 @@ from support.parquet_files import write_parquet
 from support.shards import write_shard
 from support.videos import write_video
 
-pytestmark = pytest.mark.usefixtures("forked_children")
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test's data out of the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+pytestmark = pytest.mark.usefixtures("forked_children", "own_cache")
 
 
 def streams_of(path: Path, *options: str | Path) -> tuple[dict[str, Any], list[str]]:

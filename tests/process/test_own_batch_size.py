@@ -11,7 +11,7 @@ import batchd_client
 from batchd_client.errors import BatchSizeInvalid, BatchTimeout, PositionInvalid, TooFewBatches
 from support.expected import Expected
 from support.network import free_port
-from support.seen import rows_of
+from support.seen import joined, rows_of, rows_read
 from support.settings import STILL_PIPELINE, folder_stream
 
 SAMPLES, SIZE = 40, 6
@@ -40,19 +40,6 @@ def orders(daemon):
     return [expected.all_rows(epoch) for epoch in range(2)]
 
 
-def batches_of(stream, count=None):
-    """The rows of the rest of the epoch, or of so many batches; each is released at once."""
-    found = []
-    for batch in islice(stream, count):
-        with batch:
-            found.append(rows_of(batch.items()))
-    return found
-
-
-def joined(batches):
-    return [row for batch in batches for row in batch]
-
-
 @pytest.mark.parametrize("size", [1, 2, 4, 5, SIZE, 7, 13, SAMPLES, 64])
 def test_an_epoch_is_cut_at_multiples_of_the_own_size(daemon, orders, size):
     """Each sample comes once, with the bytes and in the order of the stream, in each epoch."""
@@ -61,8 +48,8 @@ def test_an_epoch_is_cut_at_multiples_of_the_own_size(daemon, orders, size):
         assert (stream.batch_size, len(stream), stream.steps) == (size, -(-SAMPLES // size), -(-SAMPLES // size))
         for epoch, order in enumerate(orders):
             assert stream.position == (epoch, 0)
-            assert batches_of(stream) == [order[at : at + size] for at in range(0, SAMPLES, size)]
-        assert batches_of(stream) == []
+            assert rows_read(stream) == [order[at : at + size] for at in range(0, SAMPLES, size)]
+        assert rows_read(stream) == []
         assert stream.statistics().samples == 2 * SAMPLES
 
 
@@ -73,7 +60,7 @@ def test_ranks_share_an_epoch(daemon, orders, size, ranks):
     with batchd_client.connect(daemon.address) as connection:
         streams = [connection.stream("photos", rank, ranks, batch_size=size, epochs=2) for rank in range(ranks)]
         for order in orders:
-            found = [batches_of(stream) for stream in streams]
+            found = [rows_read(stream) for stream in streams]
             assert {len(batches) for batches in found} == {len(streams[0])}
             assert sorted(joined(map(joined, found))) == sorted(order) or set(joined(map(joined, found))) == set(order)
             assert all(len(batch) <= size for batches in found for batch in batches)
@@ -88,7 +75,7 @@ def test_drop_last_leaves_out_what_is_no_whole_batch(daemon):
     with batchd_client.connect(daemon.address) as connection:
         streams = [connection.stream("whole", rank, 2, batch_size=5, epochs=1) for rank in range(2)]
         assert [len(stream) for stream in streams] == [3, 3]
-        found = [batches_of(stream) for stream in streams]
+        found = [rows_read(stream) for stream in streams]
         assert [[len(batch) for batch in batches] for batches in found] == [[5] * 3] * 2
         with pytest.raises(TooFewBatches, match="36 samples"):
             connection.stream("whole", 0, 2, batch_size=20)
@@ -100,14 +87,14 @@ def test_a_state_goes_on_in_batches_of_any_size(daemon, orders, before, after, t
     """It is one of the stream: it says how many samples were delivered, in less than 200 bytes."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", batch_size=before, epochs=2)
-        seen = joined(batches_of(stream, taken))
+        seen = joined(rows_read(stream, taken))
         state = json.dumps(stream.state_dict())
         assert len(state) < 200
         other = connection.stream("photos", batch_size=after, epochs=2, state=json.loads(state))
-        assert seen + joined(batches_of(other)) == orders[0]
-        assert joined(batches_of(other)) == orders[1]
+        assert seen + joined(rows_read(other)) == orders[0]
+        assert joined(rows_read(other)) == orders[1]
         stream.load_state_dict(json.loads(state))
-        assert seen + joined(batches_of(stream)) == orders[0]
+        assert seen + joined(rows_read(stream)) == orders[0]
 
 
 def test_a_batch_is_a_view_where_it_lies_in_one_of_the_streams(daemon):
@@ -119,7 +106,7 @@ def test_a_batch_is_a_view_where_it_lies_in_one_of_the_streams(daemon):
         parts[0].release()
         assert [part.released for part in parts] == [True, False, False]
         held = np.array(parts[1]["image"])
-        rest = batches_of(stream)
+        rest = rows_read(stream)
         assert len(rest) == 17
         assert (parts[1]["image"] == held).all()
         larger = next(iter(connection.stream("photos", batch_size=8, epochs=1)))
@@ -135,10 +122,10 @@ def test_it_seeks_in_own_steps_and_to_samples(daemon, orders):
         stream.seek(1, 3)
         assert stream.position == (1, 3)
         assert stream.left == 7
-        assert batches_of(stream, 1) == [orders[1][12:16]]
+        assert rows_read(stream, 1) == [orders[1][12:16]]
         stream.seek(0, sample=9)
         assert stream.position == (0, 2)
-        assert batches_of(stream, 2) == [orders[0][9:12], orders[0][12:16]]
+        assert rows_read(stream, 2) == [orders[0][9:12], orders[0][12:16]]
         stream.seek(0, 10)
         assert stream.position == (1, 0)
         for wrong in ({"step": 11}, {"sample": 41}):
@@ -152,9 +139,9 @@ def test_a_batch_that_an_interrupt_lost_is_fetched_again(daemon, orders, size, t
     """It was taken from the daemon, and the loop stopped before it was kept."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", batch_size=size, epochs=1)
-        seen = batches_of(stream, taken)
+        seen = rows_read(stream, taken)
         stream._reader._whole.take(0).release()
-        assert joined(seen + batches_of(stream)) == orders[0]
+        assert joined(seen + rows_read(stream)) == orders[0]
 
 
 def test_samples_of_their_own_shape_are_copied_with_it(daemon):
@@ -175,10 +162,10 @@ def test_it_works_over_tcp_and_over_a_killed_daemon(start_daemon, photos):
     for address in (daemon.address, daemon.tcp_address):
         with batchd_client.connect(address) as connection:
             stream = connection.stream("photos", batch_size=4, epochs=1)
-            seen = batches_of(stream, 2)
+            seen = rows_read(stream, 2)
             daemon.kill()
             daemon.start()
-            assert joined(seen + batches_of(stream)) == order
+            assert joined(seen + rows_read(stream)) == order
 
 
 def test_reports_are_about_the_streams_positions(daemon):

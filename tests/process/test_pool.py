@@ -21,7 +21,7 @@ from support.http_files import SECRET, FileServer, serving
 from support.images import jpeg, photo
 from support.kernel import is_alive
 from support.network import Proxy, free_port
-from support.pools import links, pool_keys, wait_gateways, wait_serving, worker_hosts
+from support.pools import links, pool_keys, wait_gateways, wait_serving
 from support.s3_server import CREDENTIALS
 from support.seen import see
 from support.settings import PIPELINE, SIDE_PIXELS, folder_stream
@@ -30,13 +30,6 @@ from support.waiting import wait_until
 
 REPEATED = {"in-order", "evaluate"}
 """Streams whose epochs are equal: the ring has their batches before a worker host can help."""
-
-
-@pytest.fixture
-def start_host(tmp_path):
-    """Start worker hosts; they end with the test."""
-    with worker_hosts(tmp_path) as start:
-        yield start
 
 
 @pytest.mark.thorough

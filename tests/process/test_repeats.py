@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from support.commands import batchd as command
 from support.expected import Expected
 from support.images import write_photos
 from support.pools import links, pool_keys, wait_serving, worker_hosts
-from support.seen import rows_of, see
+from support.seen import joined, rows_of, rows_read, see
 from support.settings import folder_stream
 
 SAMPLES, SIZE, REPEATS = 40, 6, 3
@@ -44,19 +43,6 @@ def expected(daemon):
 def orders(expected):
     """All rows of two epochs, in order: the sample of each and a digest of its bytes."""
     return [expected.all_rows(epoch) for epoch in range(2)]
-
-
-def rows_read(stream, count=None):
-    """The rows of each batch of the rest of the epoch, or of so many; each is released at once."""
-    found = []
-    for batch in islice(stream, count):
-        with batch:
-            found.append(rows_of(batch.items()))
-    return found
-
-
-def joined(batches):
-    return [row for batch in batches for row in batch]
 
 
 def test_each_sample_is_in_three_rows_with_other_crops(daemon, expected):

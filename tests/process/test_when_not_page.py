@@ -15,16 +15,12 @@ from support.commands import batchd
 from support.parquet_files import write_parquet
 from support.videos import write_video
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "when-not.md").read_text()
 RATE = 16_000
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the indexes of a test's data out of the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def lines_of(section: str, language: str, data: Path | None = None) -> str:

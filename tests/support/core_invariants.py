@@ -2,32 +2,26 @@
 
 from collections import Counter, defaultdict
 from math import isclose
+from typing import Any
 
 from batchd.core.actions import Action
 from batchd.core.delivery import Delivery
-from batchd.core.events import Event, StreamSpec
-from batchd.core.fleet import SMALL_ORDERS_S, Worker, WorkerKind, WorkerState
+from batchd.core.events import Event
+from batchd.core.fleet import SMALL_ORDERS_S, Worker, WorkerState
 from batchd.core.ordering import FEW_ORDERS
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
 from batchd.core.shares import Shares
 from batchd.core.stream import Stream
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
 from support.core_eviction import check_choice
-from support.core_world import WORKERS, World
+from support.core_world import World
 
 
 class CheckedWorld(World):
     """A world that checks all invariants after each event, and the choice of each slot."""
 
-    def __init__(
-        self,
-        specs: list[StreamSpec],
-        workers: int = 1,
-        chunk_rows_max: int = 256,
-        kind: WorkerKind = WORKERS,
-        nodes: tuple[int, ...] = (),
-    ) -> None:
-        super().__init__(specs, workers, chunk_rows_max, kind, nodes)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._looked_at: set[int] = set()
         self._check_new_choices()
 

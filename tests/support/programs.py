@@ -17,8 +17,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,39 @@ def start(module: str, program: str, daemon: DaemonProcess, *arguments: object) 
     return subprocess.Popen(
         command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
     )
+
+
+@contextmanager
+def examples(folder: Path, **environment: str) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start programs of users in ``folder``; at the end, those of a failed test are killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_example(*command: object, **more: str) -> "subprocess.Popen[str]":
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**clean_environment(), **environment, **more},
+                process_group=0,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start_example
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def finish(example: "subprocess.Popen[str]") -> str:
+    """Return the output of an example that exited cleanly."""
+    said, complained = example.communicate(timeout=PATIENCE_S)
+    assert example.returncode == 0, said + complained
+    return said
 
 
 def end(program: "subprocess.Popen[str]", still_max_s: float = EXIT_S) -> tuple[list[dict[str, Any]], int, str]:

@@ -18,6 +18,7 @@ from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
+from batchd.errors import SourceInvalid
 from support.source_files import as_shared, nothing
 
 
@@ -89,3 +90,10 @@ def copied(values: Mapping[str, Any]) -> dict[str, Any]:
         return value.copy() if hasattr(value, "copy") else value
 
     return {name: lasting(value) for name, value in values.items()}
+
+
+def refused(source: SourceOptions) -> str:
+    """Return the error text of the scan."""
+    with pytest.raises(SourceInvalid) as caught:
+        scan(source)
+    return str(caught.value)

@@ -5,6 +5,7 @@ For tests of processes; it imports only modules that a trainer imports.
 
 from collections.abc import Iterable
 from hashlib import blake2b
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -68,3 +69,17 @@ def positions(seen: Iterable[Seen]) -> list[tuple[int, int]]:
 def samples(seen: Iterable[Seen]) -> list[int]:
     """Return all their samples, in order of their numbers."""
     return sorted(sample for one in seen for sample in one.samples)
+
+
+def rows_read(stream, count=None):
+    """The rows of each batch of the rest of the epoch, or of so many; each is released at once."""
+    found = []
+    for batch in islice(stream, count):
+        with batch:
+            found.append(rows_of(batch.items()))
+    return found
+
+
+def joined(batches):
+    """The rows of all batches, one after the other."""
+    return [row for batch in batches for row in batch]

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
 from batchd.data.pipeline.image.synthetic_images import make_photos
-from support.daemon_process import clean_environment
+from support.programs import examples, finish
 from support.waiting import PATIENCE_S
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "jax_train.py"
@@ -23,29 +21,11 @@ EPOCHS = 8
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory, daemons_folder):
-    """Start the example over generated photographs; a failed test kills it."""
+    """Start the example over generated photographs."""
     photos = tmp_path_factory.mktemp("made") / "photos"
     make_photos(photos, PHOTOGRAPHS, 0, lambda _made: None)
-    started = []
-
-    def start_example(folder, epochs=EPOCHS):
-        command = [sys.executable, EXAMPLE, "--data", photos, "--epochs", str(epochs), "--folder", folder]
-        environment = {**clean_environment(), "XDG_RUNTIME_DIR": str(daemons_folder)}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, env=environment, process_group=0, **streams))
-        return started[-1]
-
-    yield start_example
-    for example in started:
-        example.kill()
-        example.communicate()
-
-
-def finish(example):
-    """Return the output of an example that exited cleanly."""
-    said, complained = example.communicate(timeout=PATIENCE_S)
-    assert example.returncode == 0, said + complained
-    return said
+    with examples(photos.parent, XDG_RUNTIME_DIR=str(daemons_folder)) as start:
+        yield lambda folder, epochs=EPOCHS: start(EXAMPLE, "--data", photos, "--epochs", epochs, "--folder", folder)
 
 
 def saved(folder):

@@ -4,7 +4,6 @@ import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
-from support.daemon_process import clean_environment  # noqa: E402
+from support.programs import examples, finish  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
 
@@ -23,35 +22,9 @@ FOREVER = "1000000"
 
 @pytest.fixture
 def start(tmp_path, daemons_folder):
-    """Start an example; a failed test kills it."""
-    started = []
-
-    def start(*command, **environment):
-        started.append(
-            subprocess.Popen(
-                [sys.executable, *map(str, command)],
-                cwd=tmp_path,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**clean_environment(), "XDG_RUNTIME_DIR": str(daemons_folder), **environment},
-                process_group=0,
-                text=True,
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def finish(example):
-    """Return the lines of an example that exited cleanly."""
-    said, complained = example.communicate(timeout=DEADLINE_S)
-    assert example.returncode == 0, said + complained
-    return said.splitlines()
+    """Start an example."""
+    with examples(tmp_path, XDG_RUNTIME_DIR=str(daemons_folder)) as start:
+        yield start
 
 
 def resnet(photos, out, epochs, *more):
@@ -121,7 +94,7 @@ def test_the_resnet_reads_from_a_daemon_that_runs_already(start, start_daemon, t
     """$BATCHD_ADDRESS names it; the example needs no folder then."""
     daemon = start_daemon()
     small = ("--width", 4, "--epochs", 1, "--out", tmp_path)
-    said = finish(start(EXAMPLES / "torch_resnet.py", *small, BATCHD_ADDRESS=daemon.address))
+    said = finish(start(EXAMPLES / "torch_resnet.py", *small, BATCHD_ADDRESS=daemon.address)).splitlines()
     assert said[-1] == "done: 1 epochs"
 
 
@@ -138,7 +111,7 @@ def test_the_resnet_is_told_how_many_classes_a_source_without_names_has(start, s
     _, complained = example.communicate(timeout=DEADLINE_S)
     assert example.returncode == 2
     assert "names no classes: say with --classes N how many there are" in complained
-    said = finish(start(*command, "--classes", 7, BATCHD_ADDRESS=daemon.address))
+    said = finish(start(*command, "--classes", 7, BATCHD_ADDRESS=daemon.address)).splitlines()
     assert said[-1] == "done: 1 epochs"
     model = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"]
     assert list(model.values())[-1].shape == (7,)
@@ -172,11 +145,11 @@ def ddp(photos, out, epochs, ranks):
 @pytest.mark.jobs
 def test_the_ranks_of_the_ddp_example_share_an_epoch(start, photos, tmp_path):
     """A later job of another number of ranks continues."""
-    said = finish(start(*ddp(photos, tmp_path / "out", 2, ranks=2), CUDA_VISIBLE_DEVICES=""))
+    said = finish(start(*ddp(photos, tmp_path / "out", 2, ranks=2), CUDA_VISIBLE_DEVICES="")).splitlines()
     # torchrun's ranks write a line and its end one by one, so lines of both may stand in one
     lines = re.findall(r"rank . of 2: epoch ., \d+ samples", "\n".join(said))
     assert sorted(lines) == [f"rank {rank} of 2: epoch {epoch}, 20 samples" for rank in range(2) for epoch in range(2)]
-    said = finish(start(*ddp(photos, tmp_path / "out", 3, ranks=1), CUDA_VISIBLE_DEVICES=""))
+    said = finish(start(*ddp(photos, tmp_path / "out", 3, ranks=1), CUDA_VISIBLE_DEVICES="")).splitlines()
     assert said == ["resuming at epoch 2, step 0", "rank 0 of 1: epoch 2, 40 samples"]
 
 

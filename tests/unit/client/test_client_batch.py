@@ -26,12 +26,6 @@ def fake(tmp_path):
 
 
 @pytest.fixture
-def daemon(fake):
-    with batchd_client.connect(fake.address) as daemon:
-        yield daemon
-
-
-@pytest.fixture
 def batches(daemon):
     return iter(daemon.stream("photos"))
 

@@ -41,12 +41,6 @@ LEFT_S = 0.3
 """Time that a test leaves for a request without an answer."""
 
 
-@pytest.fixture
-def fake(tmp_path):
-    with FakeDaemon(tmp_path / "run") as fake:
-        yield fake
-
-
 def refuse_hello(fake: FakeDaemon, error: ErrorCode, text: str) -> None:
     def answer(session, message) -> bool:
         if isinstance(message, Hello):

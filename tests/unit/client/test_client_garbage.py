@@ -10,17 +10,10 @@ import pytest
 
 import batchd_client
 from batchd_client.errors import DaemonClosed
-from support.fake_daemon import FakeDaemon
 from support.fake_live import FakeLive
 from support.fake_remote import FakeRemoteDaemon
 from support.garbage import CYCLES, collected
 from support.kernel import descriptors_of
-
-
-@pytest.fixture
-def fake(tmp_path):
-    with FakeDaemon(tmp_path / "run") as fake:
-        yield fake
 
 
 def everything(address):

@@ -25,18 +25,6 @@ def well_behaved(message):
     return message
 
 
-@pytest.fixture
-def fake(tmp_path):
-    with FakeDaemon(tmp_path / "run") as fake:
-        yield fake
-
-
-@pytest.fixture
-def daemon(fake):
-    with batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon:
-        yield daemon
-
-
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
 

@@ -46,12 +46,6 @@ def fake(tmp_path):
         yield fake
 
 
-@pytest.fixture
-def daemon(fake):
-    with batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon:
-        yield daemon
-
-
 class Interrupter:
     """Raises ``KeyboardInterrupt`` at the n-th place where Python would run a signal handler.
 

@@ -25,18 +25,6 @@ from support.waiting import PATIENCE_S, wait_until
 ENDED = "there is a socket, but no process listens on it any more: the daemon has ended"
 
 
-@pytest.fixture
-def fake(tmp_path):
-    with FakeDaemon(tmp_path / "run") as fake:
-        yield fake
-
-
-@pytest.fixture
-def daemon(fake):
-    with batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon:
-        yield daemon
-
-
 def restart(fake: FakeDaemon) -> None:
     fake.kill()
     fake.grants_at_most = 1 << 60

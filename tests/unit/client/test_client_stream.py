@@ -14,18 +14,6 @@ from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream
 
 
-@pytest.fixture
-def fake(tmp_path):
-    with FakeDaemon(tmp_path / "run") as fake:
-        yield fake
-
-
-@pytest.fixture
-def daemon(fake):
-    with batchd_client.connect(fake.address) as daemon:
-        yield daemon
-
-
 def positions(stream) -> list[tuple[int, int]]:
     """The rest of an epoch; the content of each batch is checked against its position."""
     found = []

@@ -11,15 +11,8 @@ import batchd_client
 from batchd_client.errors import ProtocolError, PushTimeout, StreamChanged
 from batchd_wire.mailbox import MailColumn, PlaceLayout
 from batchd_wire.messages import AskPlace, Producing, WithdrawAsk
-from support.fake_daemon import FakeDaemon
 from support.fake_live import CAPACITY, LAYOUT, SAMPLE, FakeLive
 from support.waiting import PATIENCE_S
-
-
-@pytest.fixture
-def fake(tmp_path):
-    with FakeDaemon(tmp_path / "run") as fake:
-        yield fake
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Rows that several samples of a source join, as a worker makes them."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from batchd.worker.messages import Chunk, FillChunks
 from batchd.worker.others import NearSamples
 from batchd.worker.process import NoteMemory
 from support.images import write_photos
-from support.worker_streams import WorkerStreams, fill, worker_streams
+from support.worker_streams import fill
 
 PHOTOS = 12
 STEPS = (
@@ -26,12 +25,6 @@ def folder(tmp_path: Path) -> Path:
     root.mkdir()
     write_photos(root, {"cat": PHOTOS}, height=40, width=32)
     return root
-
-
-@pytest.fixture
-def streams(tmp_path: Path) -> Iterator[WorkerStreams]:
-    with worker_streams(tmp_path) as made:
-        yield made
 
 
 def source(folder: Path) -> str:

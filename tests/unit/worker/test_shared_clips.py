@@ -8,7 +8,7 @@ import pytest
 from batchd.worker.messages import Chunk, FillChunks
 from batchd_wire.views import slot_arrays
 from support.videos import Coding, fed_packets, write_video
-from support.worker_streams import fill, worker_streams
+from support.worker_streams import fill
 
 SAMPLES, FRAMES = 12, 50
 SOURCE = "{{ type = 'csv', path = '{path}', fields = {{ video = 'video', at = 'float64' }} }}"
@@ -23,12 +23,6 @@ def source(tmp_path) -> str:
     rows = [f"{'ab'[number % 2]}.mp4,{number * 5 % 13 / 10}\n" for number in range(SAMPLES)]
     (tmp_path / "segments.csv").write_text("video,at\n" + "".join(rows))
     return SOURCE.format(path=tmp_path / "segments.csv")
-
-
-@pytest.fixture
-def streams(tmp_path):
-    with worker_streams(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What a worker does while the storage of a source is away: its orders are to be filled later."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from batchd.worker.filling import OneByOne
 from batchd.worker.loop import WorkerStream
 from batchd.worker.messages import Chunk, ChunksFilled, FillChunks
 from support.images import write_photos
-from support.worker_streams import WorkerStreams, worker_streams
+from support.worker_streams import WorkerStreams
 
 PHOTOS = 12
 STEPS = "{ op = 'decode' }, { op = 'resize', size = [16, 16] }"
@@ -23,12 +22,6 @@ def folder(tmp_path: Path) -> Path:
     root.mkdir()
     write_photos(root, {"cat": PHOTOS}, height=32, width=32)
     return root
-
-
-@pytest.fixture
-def streams(tmp_path: Path) -> Iterator[WorkerStreams]:
-    with worker_streams(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.values import PROBE_BYTES, fingerprint
 from batchd.errors import SourceInvalid
 from batchd_wire.fields import ITEM_BYTES
-from support.samples import opened, read_samples, reason, scan
+from support.samples import opened, read_samples, reason, refused, scan
 
 
 def npy(folder: Path, array: np.ndarray, name: str = "x.npy") -> NpySource:
@@ -42,13 +42,6 @@ def raw(folder: Path, content: bytes, record: dict[str, str], **options) -> RawS
 
 def columns(source: SourceOptions) -> tuple[Column, ...]:
     return kind_of(source).columns(source, Storage())
-
-
-def refused(source: SourceOptions) -> str:
-    """Return the error text of the scan."""
-    with pytest.raises(SourceInvalid) as caught:
-        scan(source)
-    return str(caught.value)
 
 
 def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:

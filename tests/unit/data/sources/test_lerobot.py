@@ -20,9 +20,8 @@ from batchd.data.sources.options import SourceOptions
 from batchd.data.sources.recognise import recognise
 from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import quick_look
-from batchd.errors import SourceInvalid
 from support.lerobot_files import FPS, TASKS, Layout, info_of, png, state, write_lerobot, write_rows
-from support.samples import opened, read_samples, reason, request, scan
+from support.samples import opened, read_samples, reason, refused, request, scan
 from support.source_files import source_problems
 from support.videos import HEIGHT, WIDTH, number_in
 
@@ -42,12 +41,6 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mine(tmp_path: Path) -> Path:
     """Return a data set of a test's own."""
     return write_lerobot(tmp_path / "robot")
-
-
-def refused(source: SourceOptions) -> str:
-    with pytest.raises(SourceInvalid) as caught:
-        scan(source)
-    return str(caught.value)
 
 
 def rewrite(file: Path, **columns: Any) -> None:

@@ -20,7 +20,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import quick_look
 from batchd.errors import SourceInvalid
 from support.megatron import write_megatron
-from support.samples import opened, read_samples, scan
+from support.samples import opened, read_samples, refused, scan
 from support.source_files import source_problems
 
 
@@ -33,12 +33,6 @@ def flat(folder: Path, count: int, dtype: str = "uint16", name: str = "a.bin", f
 
 def tokens(source: TokensSource) -> list[list[int]]:
     return [values["tokens"].tolist() for values in read_samples(source)]
-
-
-def refused(source: TokensSource) -> str:
-    with pytest.raises(SourceInvalid) as caught:
-        scan(source)
-    return str(caught.value)
 
 
 # --- windows --------------------------------------------------------------------------------------
