@@ -50,7 +50,50 @@ specs = st.fixed_dictionaries(
 )
 
 
-class CoreMachine(RuleBasedStateMachine):
+class WorldMachine(RuleBasedStateMachine):
+    """What happens in every world: trainers leave, time passes, and memory runs out."""
+
+    @precondition(lambda self: len(self.world.trainers) > 1)
+    @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "ends", "dies", "is cut off"]))
+    def leave(self, who, how):
+        """A trainer leaves in one of three ways."""
+        self.world.leave(self._trainer(who), how)
+
+    @precondition(lambda self: self.world.trainers)
+    @rule(who=st.integers(0, 9), back=st.integers(1, 4))
+    def find_mismatch(self, who, back):
+        """A trainer finds other bytes in one of its last batches than the worker wrote."""
+        trainer = self._trainer(who)
+        if trainer.granted >= back:
+            self.world.mismatch(trainer.number, trainer.granted - back)
+
+    @rule(pause_s=st.sampled_from([0.1, 0.6, 6.0, 100.0]))
+    def time_passes(self, pause_s):
+        """Killed workers die, and new ones start."""
+        self.world.now += pause_s
+        self.world.do(ev.Ticked())
+        self._replace_workers()
+
+    @rule(slots=st.integers(0, 9))
+    def memory_gets_short(self, slots):
+        self.world.slots_left = slots
+
+    @precondition(lambda self: self.world.losses)
+    @rule()
+    def slot_is_lost(self):
+        self.world.lose_next()
+
+    def _trainer(self, who: int) -> Trainer:
+        return list(self.world.trainers.values())[who % len(self.world.trainers)]
+
+    def _replace_workers(self) -> None:
+        self.world.replace_workers()
+
+    def _at_work(self) -> list[int]:
+        return [number for number, worker in self.world.workers.items() if worker.orders]
+
+
+class CoreMachine(WorldMachine):
     """Trainers pull, hoard, subscribe and leave.
 
     Workers fill, die and hang; memory runs out; samples are bad or deadly.
@@ -142,12 +185,6 @@ class CoreMachine(RuleBasedStateMachine):
         sending = self._sending()
         self.world.send(sending[who % len(sending)].number)
 
-    @precondition(lambda self: len(self.world.trainers) > 1)
-    @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "ends", "dies", "is cut off"]))
-    def leave(self, who, how):
-        """A trainer leaves in one of three ways."""
-        self.world.leave(self._trainer(who), how)
-
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), epoch=st.integers(3, 9), number=st.integers(1, 3))
     def start_elsewhere(self, who, epoch, number):
@@ -171,9 +208,6 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _sending(self) -> list[Trainer]:
         return [one for one in self.world.trainers.values() if one.is_remote and one.leases]
-
-    def _trainer(self, who: int) -> Trainer:
-        return list(self.world.trainers.values())[who % len(self.world.trainers)]
 
     # --- reload of the configuration --------------------------------------------------------------
 
@@ -209,14 +243,6 @@ class CoreMachine(RuleBasedStateMachine):
         )
 
     # --- failures ---------------------------------------------------------------------------------
-
-    @precondition(lambda self: self.world.trainers)
-    @rule(who=st.integers(0, 9), back=st.integers(1, 4))
-    def find_mismatch(self, who, back):
-        """A trainer finds other bytes in one of its last batches than the worker wrote."""
-        trainer = self._trainer(who)
-        if trainer.granted >= back:
-            self.world.mismatch(trainer.number, trainer.granted - back)
 
     @precondition(lambda self: self._at_work())
     @rule(who=st.integers(0, 9), sample=st.integers(0, 23))
@@ -272,30 +298,8 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.do(ev.WorkerObserved(number, note))
             assert self.world.workers[number].killed or not before
 
-    @rule(pause_s=st.sampled_from([0.1, 0.6, 6.0, 100.0]))
-    def time_passes(self, pause_s):
-        """Killed workers die, and new ones start."""
-        self.world.now += pause_s
-        self.world.do(ev.Ticked())
-        self._replace_workers()
-
-    @rule(slots=st.integers(0, 9))
-    def memory_gets_short(self, slots):
-        self.world.slots_left = slots
-
-    @precondition(lambda self: self.world.losses)
-    @rule()
-    def slot_is_lost(self):
-        self.world.lose_next()
-
     def _worker(self, who: int) -> int:
         return list(self.world.workers)[who % len(self.world.workers)]
-
-    def _replace_workers(self) -> None:
-        self.world.replace_workers()
-
-    def _at_work(self) -> list[int]:
-        return [number for number, worker in self.world.workers.items() if worker.orders]
 
     def _work(self, number: int, *, with_note: bool, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> None:
         """Carry out the oldest order of a worker, or all its orders of that stream.

@@ -8,11 +8,12 @@ Some of the trainers are spectators, whose looks consume no samples.
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from batchd.core import events as ev
 from support.core_live import LiveWorld, live_spec
 from support.core_world import Trainer
+from unit.core.test_core_model import WorldMachine
 
 PRODUCERS = 1000
 """Sessions from this number on belong to producers."""
@@ -31,7 +32,7 @@ specs = st.fixed_dictionaries(
 )
 
 
-class LiveMachine(RuleBasedStateMachine):
+class LiveMachine(WorldMachine):
     """A machine whose producers push, wait, give up and die.
 
     Its trainers pull, connect late and disconnect; workers die; memory runs out.
@@ -81,11 +82,6 @@ class LiveMachine(RuleBasedStateMachine):
             1, session, rank=rank, world_size=world_size, window=window, step=step, is_spectator=is_spectator
         )
 
-    @precondition(lambda self: len(self.world.trainers) > 1)
-    @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "dies", "is cut off"]))
-    def leave(self, who, how):
-        self.world.leave(self._trainer(who), how)
-
     @rule(who=st.integers(0, 4))
     def a_producer_comes(self, who):
         self.world.produce(PRODUCERS + who)
@@ -132,36 +128,8 @@ class LiveMachine(RuleBasedStateMachine):
         else:
             self.world.kill(number, ev.Note(0, 0, 0), from_outside=from_outside)
 
-    @precondition(lambda self: self.world.trainers)
-    @rule(who=st.integers(0, 9), back=st.integers(1, 3))
-    def find_mismatch(self, who, back):
-        trainer = self._trainer(who)
-        if trainer.granted >= back:
-            self.world.mismatch(trainer.number, trainer.granted - back)
-
-    @rule(pause_s=st.sampled_from([0.6, 6.0]))
-    def time_passes(self, pause_s):
-        self.world.now += pause_s
-        self.world.do(ev.Ticked())
-        self.world.replace_workers()
-
-    @rule(slots=st.integers(0, 9))
-    def memory_gets_short(self, slots):
-        self.world.slots_left = slots
-
-    @precondition(lambda self: self.world.losses)
-    @rule()
-    def slot_is_lost(self):
-        self.world.lose_next()
-
     def _producer(self, who: int) -> int:
         return list(self.world.producers)[who % len(self.world.producers)]
-
-    def _trainer(self, who: int) -> Trainer:
-        return list(self.world.trainers.values())[who % len(self.world.trainers)]
-
-    def _at_work(self) -> list[int]:
-        return [number for number, worker in self.world.workers.items() if worker.orders]
 
     # --- the end: every participant that wants to continue makes progress -----------------------
 
