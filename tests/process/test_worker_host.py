@@ -405,7 +405,8 @@ def test_an_index_that_is_interrupted_goes_on_where_it_was(gateway, start_host, 
     gateway.admit()
     gateway.serve(stream)
     gateway.send_parts(2)
-    while gateway.expect(messages.AskIndex).offset < 5 * messages.INDEX_PART_BYTES:  # it asks once it has both
+    # it asks once it has both
+    while gateway.expect(messages.AskIndex).offset < 5 * messages.INDEX_PART_BYTES:
         pass
     gateway.close()
     gateway.open()
