@@ -166,7 +166,7 @@ def keys_marked(mark: Mark, table: type[_Branch]) -> tuple[str, ...]:
 
 
 class TenantShare(_Branch):
-    """A tenant of the daemon, and its part of the workers' time and of the slots of each ring."""
+    """A tenant of the daemon, and its part of the workers' time and of the memory for slots."""
 
     weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Its part, compared with the weights of the others that want something at the moment."""
@@ -409,10 +409,10 @@ class DaemonConfig(_Branch):
         Field(max_length=256),
         Example({"team-a": {"weight": 3, "keys": ["team-a"]}}),
     ] = {}
-    """Tenants by name, such as team-a = { weight = 3, keys = ["team-a"] }. Workers' time and slots
-    go to them by weight; what one does not use goes to the others at once. Trainers that no table
-    names are one tenant, "default", with weight 1 unless it has a table. docs/sharing.md says
-    more."""
+    """Tenants by name, such as team-a = { weight = 3, keys = ["team-a"] }. Workers' time, slots and
+    the memory of defined streams go to them by weight; what one does not use goes to the others at
+    once. Trainers that no table names are one tenant, "default", with weight 1 unless it has a
+    table. docs/sharing.md says more."""
 
     sandbox: Literal["auto", "on", "off"] = "auto"
     """Whether workers and scans of binary files give up all but reading what their streams name,

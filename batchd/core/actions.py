@@ -278,7 +278,7 @@ class ReportStopped(Action):
 
 @record
 class FreeSlots(Action):
-    """Free slots of a stream that is not served any more: no process reads or writes them."""
+    """Free slots of a stream that may have fewer now: no process reads or writes them."""
 
     stream: int
     slots: tuple[int, ...]

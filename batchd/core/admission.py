@@ -98,12 +98,13 @@ def refusal(asked: SubscriptionAsked, course: Course, spec: StreamSpec) -> Refus
     return None
 
 
-def ring_too_small(stream: str, slots: int, active: int, promised: int) -> Refusal | None:
+def ring_too_small(stream: str, slots: int, most: int, active: int, promised: int) -> Refusal | None:
     """Return the refusal of a ring without room for another subscription, else None.
 
-    ``promised``: the slots that cannot be taken back from the ``active`` subscriptions.
+    ``most``: the slots that it may have when others need less memory. ``promised``: those that
+    cannot be taken back from the ``active`` subscriptions.
     """
-    if ENTITLEMENT_SLOTS * (active + 1) > slots:
+    if ENTITLEMENT_SLOTS * (active + 1) > most:
         return ErrorCode.RING_TOO_SMALL, (
             f"stream {stream!r} has {counted(slots, 'slot')} and {counted(active, 'trainer')}, and each needs "
             f"{ENTITLEMENT_SLOTS}; give it more memory (memory = in batchd.toml)"

@@ -54,6 +54,8 @@ class Delivery:
         self.shared_batches = 0
         self.mismatched_batches = 0
         self._refilled_s = -REFILL_INTERVAL_S
+        self._slots_most = spec.slots_max
+        """Slots that the ring may have while no other needs their memory."""
 
     @property
     def is_in_last_epoch(self) -> bool:
@@ -81,11 +83,7 @@ class Delivery:
         """
         (epoch, step), row = self._beginning(asked)
         course = Course(self.spec.plan, asked.rank, asked.world_size, epoch, step, asked.end_epoch, row)
-        problem = (
-            self.verdict
-            or refusal(asked, course, self.spec)
-            or ring_too_small(self.spec.name, self.ring.slots_max, len(self._active()), self.claims.promised)
-        )
+        problem = self.verdict or refusal(asked, course, self.spec) or self._too_small()
         if problem is not None:
             actions.append(Refuse(asked.session, asked.request, 0, *problem))
             return None
@@ -119,6 +117,10 @@ class Delivery:
         self.wake(actions)
         self._answer_hoarders(actions)
         return subscription
+
+    def _too_small(self) -> Refusal | None:
+        active, slots = len(self._active()), self.ring.slots_max
+        return ring_too_small(self.spec.name, slots, self._slots_most, active, self.claims.promised)
 
     def _beginning(self, asked: SubscriptionAsked) -> tuple[Position, int]:
         """Return the position where a subscription begins, and the row of its batch."""
@@ -242,17 +244,28 @@ class Delivery:
         if slot.position is not None:
             self.supply.mailbox.unbind(slot.position)
         for unmade in (slot, *self.ring.unmade):
-            self.ring.drop(unmade)
-            self.claims.move(unmade)
-        self.ring.slots_max = len(self.ring.slots)  # there is no memory for more
+            self._drop(unmade)
+        made, needed = min(len(self.ring.slots), self.ring.slots_max), max(ENTITLEMENT_SLOTS, self.claims.promised)
+        if made < needed:
+            self.ring.slots_max = self._slots_most = made
+            return f"memory for {counted(made, 'slot')} could be had, and its trainers need {needed}"
+        self._slots_most = made  # there is no memory for more
+        self.fit(made, actions)
+        return None
+
+    def fit(self, slots_max: int, actions: list[Action]) -> None:
+        """Let the ring have so many of its slots, or those that were promised to trainers, if more.
+
+        ``Stream.trim`` frees those that it has beyond.
+        """
+        self.ring.slots_max = max(min(slots_max, self._slots_most), self.claims.promised)
+        for unmade in self.ring.unmade:
+            if len(self.ring.slots) > self.ring.slots_max:
+                self._drop(unmade)
         self.claims.pace.fit(self.ring.slots_max)
-        needed = max(ENTITLEMENT_SLOTS, self.claims.promised)
-        if self.ring.slots_max < needed:
-            return f"memory for {counted(self.ring.slots_max, 'slot')} could be had, and its trainers need {needed}"
         self.claims.make_room(0)
         self.wake(actions)
         self._answer_hoarders(actions)
-        return None
 
     def awaited_slots(self) -> list[int]:
         """Return the slots that trainers wait for while workers fill them."""
@@ -299,6 +312,11 @@ class Delivery:
         while claims.pace.has_moved() or self.supply.has_changed():
             for reader in self._in_turn(blocked[Blocked.AHEAD]):
                 self._advance(reader, actions)
+
+    def _drop(self, slot: Slot) -> None:
+        """Forget a slot; claims on it get another one."""
+        self.ring.drop(slot)
+        self.claims.move(slot)
 
     # --- the steps --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ What worker hosts and gateways report are messages of the pool, too: they reach 
 are. They name a worker by its link and its number there; see ``core.fleet.remote_number``.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from batchd.core.mailbox import LiveSpec
@@ -431,6 +432,16 @@ class Reconfigured(Event):
     renews_workers: bool = False
     weights: Weights = ()
     """Of the tenants."""
+
+
+@record
+class RingsSized(Event):
+    """Rings may have so many of their slots from now on. ``slots_max``: by stream number.
+
+    That of a live stream stays as it is: it holds what was pushed and not read.
+    """
+
+    slots_max: Mapping[int, int]
 
 
 @record

@@ -269,6 +269,18 @@ class Ring:
         del self.slots[slot.number]
         self.vacate(slot)
 
+    def trim(self) -> list[Slot]:
+        """Drop idle slots beyond ``slots_max``, those first that are needed last; return them."""
+        dropped: list[Slot] = []
+        while len(self.slots) > self.slots_max:
+            number = self.idle.unneeded()
+            number = self.idle.needed_last() if number is None else number
+            if number is None:
+                break
+            dropped.append(self.slots[number])
+            self.drop(dropped[-1])
+        return dropped
+
     @property
     def unmade(self) -> list[Slot]:
         """The slots without memory."""

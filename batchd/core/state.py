@@ -99,6 +99,8 @@ class DaemonState:
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
         """By number; also retired streams that trainers, workers or producers still use."""
         self._retired: set[int] = set()
+        self._oversized: set[int] = set()
+        """Numbers of streams whose rings have more slots than they may have."""
         self.fleet = Fleet(workers, kind, sample_timeout_s, self._moment, nodes)
         self.links = Links(rules, lambda link: self.fleet.may_fill(link.workers, link.may_fill))
         self.tenants = Tenants(weights)
@@ -145,6 +147,7 @@ class DaemonState:
             ev.SlotWanted: self._slot_wanted,
             ev.Ticked: self._ticked,
             ev.Reconfigured: self._reconfigure,
+            ev.RingsSized: self._size_rings,
             ev.DrainAsked: self._drain,
         }
 
@@ -162,6 +165,7 @@ class DaemonState:
                 self._retired.discard(number)
                 self.links.forget_stream(number)
                 del self.streams[number]
+        self._oversized -= {number for number in self._oversized if self._is_trimmed(number, actions)}
         return actions
 
     @property
@@ -602,6 +606,17 @@ class DaemonState:
         self.fleet.sample_timeout_s = event.sample_timeout_s
         self.fleet.resize(event.workers, renews=event.renews_workers)
         self.fleet.spawn_due(actions)
+
+    def _size_rings(self, event: ev.RingsSized, actions: list[Action]) -> None:
+        for number, slots_max in event.slots_max.items():
+            stream = self.streams.get(number)
+            if stream is not None and stream.delivery.verdict is None and stream.spec.live is None:
+                stream.delivery.fit(slots_max, actions)
+                self._oversized.add(number)
+
+    def _is_trimmed(self, number: int, actions: list[Action]) -> bool:
+        """Free what a ring has beyond its size; True if that is all."""
+        return number in self._retired or number not in self.streams or self.streams[number].trim(actions)
 
     def _drain(self, _event: ev.DrainAsked, _actions: list[Action]) -> None:
         self.draining = self.fleet.is_ending = True

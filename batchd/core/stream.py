@@ -349,6 +349,13 @@ class Stream:
             actions.append(EndStream(self.spec.number))
         return self._is_empty and not self.delivery.subscriptions and not self.delivery.supply.mailbox.producers
 
+    def trim(self, actions: list[Action]) -> bool:
+        """Free idle slots beyond those that its ring may have; return whether no more are left."""
+        ring = self.delivery.ring
+        if dropped := ring.trim():
+            actions.append(FreeSlots(self.spec.number, tuple(slot.number for slot in dropped)))
+        return len(ring.slots) <= ring.slots_max
+
     def statistics(self, subscriptions_max: int | None = None) -> StreamStatus:
         """Return the counters of the stream, and of so many subscriptions; None: of all."""
         delivery, plan, kept = self.delivery, self.spec.plan, self.delivery.ring.idle.kept()

@@ -46,16 +46,17 @@ class Pace:
     def __init__(self, max_skew: int | None, slots_max: int) -> None:
         self._max_skew = max_skew
         self._limit = 0
-        self.fit(slots_max)
         self._places: dict[int, int] = {}
         self.slowest: int | None = None
         """The place of the slowest trainer, in batches of the stream; None: all may continue."""
         self._has_moved = False
+        self.fit(slots_max)
 
     def fit(self, slots_max: int) -> None:
         """Note how many slots the ring has."""
         if self._max_skew is not None:
             self._limit = max(0, min(self._max_skew, slots_max - BESIDE_SKEW_SLOTS))
+            self._has_moved = True
 
     def stands(self, subscription: int, course: Course, consumed: int) -> None:
         """Note that a trainer has read ``consumed`` batches of its course."""
@@ -80,7 +81,7 @@ class Pace:
         return (course.plan.place_of(position) - self.slowest) // course.world_size <= self._limit
 
     def has_moved(self) -> bool:
-        """Return whether the slowest trainer is at another place than at the last call."""
+        """Return whether the slowest trainer or the limit is another one than at the last call."""
         moved, self._has_moved = self._has_moved, False
         return moved
 

@@ -1,4 +1,4 @@
-"""Divide the workers' time among tenants by weight, and account for it. Pure code.
+"""Divide the workers' time and memory among tenants by weight, and account for it. Pure code.
 
     owner (a user, or a key) --the operator's shares--> tenant --order--> worker time / weight
 
@@ -12,9 +12,9 @@ Invariant: of tenants that want rows all the time, the times for their weights d
 than the workers' orders take.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from batchd.core.work import Work
 from batchd_wire.status import UsageStatistics
@@ -26,6 +26,57 @@ EVERYBODY = "default"
 ACCOUNTS_MAX = 1_024
 """Kept at a time. Of more, the oldest without a trainer count as one."""
 OTHERS = "(others)"
+
+
+class Demand(NamedTuple):
+    """What somebody wants of a quantity: from ``least`` to ``most``, by ``weight``."""
+
+    weight: float
+    least: int
+    most: int
+
+    def at(self, level: float) -> int:
+        """What it gets where each has ``level`` for a weight of 1."""
+        return max(self.least, min(self.most, int(level * self.weight)))
+
+
+def divide(total: int, demands: Sequence[Demand]) -> list[int]:
+    """Divide ``total`` by weight; what one does not want goes to the others.
+
+    The parts are more than ``total`` together only where ``least`` of all is.
+    """
+    low, high = 0.0, max((one.most / one.weight for one in demands), default=0.0) + 1
+    if sum(one.at(high) for one in demands) <= total:
+        return [one.most for one in demands]
+    while (level := (low + high) / 2) not in {low, high}:
+        if sum(one.at(level) for one in demands) <= total:
+            low = level
+        else:
+            high = level
+    return [one.at(low) for one in demands]
+
+
+def divide_by_tenant(total: int, demands: Sequence[tuple[str, Demand]], weights: Weights) -> list[int]:
+    """Divide ``total`` among tenants, and what each gets among its demands; see ``divide``."""
+    by_name = dict(weights)
+    own: dict[str, list[int]] = {}
+    for number, (tenant, _demand) in enumerate(demands):
+        own.setdefault(tenant, []).append(number)
+    wholes = []
+    for tenant, numbers in own.items():
+        weight, least, most = zip(*(demands[number][1] for number in numbers), strict=True)
+        wholes.append(Demand(by_name.get(tenant, 1.0) * max(weight), sum(least), sum(most)))
+    parts = [0] * len(demands)
+    for numbers, amount in zip(own.values(), divide(total, wholes), strict=True):
+        for number, part in zip(numbers, divide(amount, [demands[number][1] for number in numbers]), strict=True):
+            parts[number] = part
+    return parts
+
+
+def part_of(total: int, tenant: str, weights: Weights) -> int:
+    """The part of a tenant while all others want theirs; the whole, without weights."""
+    every = {EVERYBODY: 1.0} | dict(weights)
+    return int(total * every.get(tenant, 1.0) / sum(every.values())) if weights else total
 
 
 @dataclass(slots=True, eq=False)

@@ -44,6 +44,7 @@ from batchd.core.suspicion import ListedBadSample
 from batchd.daemon.bad_lists import BadLists
 from batchd.daemon.derive.requests import Deriver
 from batchd.daemon.doors import Door, Doors, Query, Queue, Reported, SessionLog
+from batchd.daemon.identity import weights_of
 from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.observer import ObserverProcess
 from batchd.daemon.reload.requests import Reloader
@@ -323,7 +324,10 @@ class Loop:
             # to find out takes a descriptor: without one, the last limits stay
             with suppress(OSError):
                 available = available_bytes() - max(0, rings_bytes - self.memory.total_bytes)
-                allow_caches([cache for cache in caches if id(cache) in useful], available)
+                allowed = [cache for cache in caches if id(cache) in useful]
+                by_cache = {id(self.streams[number].cache): one for number, one in self.deriver.tenants.items()}
+                tenants = [by_cache.get(id(cache)) for cache in allowed]
+                allow_caches(allowed, available, tenants, weights_of(self.reloader.applier.daemon))
             for cache in caches:
                 if cache.spec.kind == "points" and id(cache) not in useful:
                     cache.allow(0)

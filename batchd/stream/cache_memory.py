@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import NamedTuple, TypeVar
 
 from batchd.config.tree import StreamConfig
+from batchd.core.tenants import Demand, Weights, divide_by_tenant
 from batchd.data.pipeline.cache_split import decoded_files, plan_pipeline
 from batchd.data.pipeline.options import CONTENT_VERSION, step_to_plain
 from batchd.data.pipeline.step_files import named_by_content
@@ -241,11 +242,26 @@ def decoders(*more: str) -> list[str]:
     return found
 
 
-def allow_caches(caches: Sequence[CacheMemory], available_bytes: int) -> None:
-    """Divide the available memory among caches, except a reserve for workers' other memory."""
+def allow_caches(
+    caches: Sequence[CacheMemory],
+    available_bytes: int,
+    tenants: Sequence[str | None] = (),
+    weights: Weights = (),
+) -> None:
+    """Divide the available memory among caches, except a reserve for workers' other memory.
+
+    ``tenants``: who has defined the streams of each, or None. What is defined has by ``weights``
+    what the others leave.
+    """
     left_bytes = available_bytes - RESERVE_BYTES
-    for cache in caches:
+    whose = tenants or [None] * len(caches)
+    for cache in (cache for cache, tenant in zip(caches, whose, strict=True) if tenant is None):
         left_bytes -= cache.allow(left_bytes)
+    defined = [(cache, cache.used_bytes, tenant) for cache, tenant in zip(caches, whose, strict=True) if tenant]
+    demands = [(tenant, Demand(1.0, used, max(used, cache.spec.budget_bytes))) for cache, used, tenant in defined]
+    total_bytes = max(0, left_bytes) + sum(used for _cache, used, _tenant in defined)
+    for (cache, used, _tenant), part in zip(defined, divide_by_tenant(total_bytes, demands, weights), strict=True):
+        cache.allow(part - used)
 
 
 def different(caches: Iterable[AnyCache | None]) -> list[AnyCache]:

@@ -19,7 +19,14 @@ import pytest
 import batchd_client
 from batchd.runtime.keys import KeyDirectory
 from batchd_client.asking import asking
-from batchd_client.errors import DefinitionRefused, PermissionDenied, SettingsInvalid, StreamRemoved, StreamUnknown
+from batchd_client.errors import (
+    DefinitionRefused,
+    PermissionDenied,
+    RingTooSmall,
+    SettingsInvalid,
+    StreamRemoved,
+    StreamUnknown,
+)
 from batchd_wire.keys import connection_file_text
 from batchd_wire.messages import AskRemoval, Removed
 from support.commands import batchd as command
@@ -316,6 +323,56 @@ def test_streams_of_one_owner_have_limits_and_those_that_nobody_reads_make_room(
         assert connection.define("first", {**table, "seed": 3}, keep_s=600).fingerprint != first.fingerprint
         connection.define("third", {**table, "memory": 8 * SLOT_BYTES}, keep_s=0).close()
         wait_until(lambda: served(daemon) == {"photos", "second"}, "the third has made room, and has ended")
+
+
+def slots_of(daemon, name):
+    return daemon.stream_status(name)["slots_max"]
+
+
+def test_rings_of_defined_streams_are_divided_by_weight_while_all_want_them(serving, photos, tmp_path):
+    """One tenant has what nobody else wants, and gives it back while its trainers read on.
+
+    Where its least does not fit, the error names its share. What it had goes to others again.
+    """
+    keys = KeyDirectory(tmp_path / "keys")
+    key = tmp_path / "team.key"
+    key.touch(0o600)
+    key.write_text(connection_file_text(keys.new("team")))
+    daemon = serving(
+        define={"who": ["key:team", f"user:{os.getuid()}"], "streams_max": 20},
+        tcp=f"127.0.0.1:{free_port()}",
+        keys_dir=str(tmp_path / "keys"),
+        shares={"team": {"weight": 3, "keys": ["team"]}},
+        memory="8MiB",
+        derive_memory=16 * SLOT_BYTES,
+    )
+    with (
+        batchd_client.connect(daemon.address) as here,
+        batchd_client.connect(daemon.tcp_address, key=str(key)) as there,
+    ):
+        own = here.define("own", folder_stream(photos, memory=8 * SLOT_BYTES, window=7))
+        assert slots_of(daemon, "own") == 8
+        held = list(islice(own, 3))
+        theirs = there.define("theirs", folder_stream(photos, memory=16 * SLOT_BYTES, seed=4))
+        seen = see(theirs, 3)
+        for batch in held:
+            batch.release()
+        see(own, 9)
+        wait_until(lambda: (slots_of(daemon, "own"), slots_of(daemon, "theirs")) == (4, 12), "3 to 1")
+        more = here.define("more", folder_stream(photos, memory=6 * SLOT_BYTES, seed=5))
+        with pytest.raises(
+            DefinitionRefused, match=r"have 0.* beside the least that the streams of the share 'default'"
+        ):
+            here.define("too-much", folder_stream(photos, memory=2 * SLOT_BYTES, seed=6))
+        with pytest.raises(RingTooSmall, match="have 0"):
+            here.stream("more")
+        own.close()
+        again = here.stream("more")
+        assert see(again, 2) == see(more, 2)
+        theirs.close()
+        with there.stream("theirs") as theirs:
+            assert see(theirs, 3) == seen
+        wait_until(lambda: slots_of(daemon, "more") == 6, "it has what nobody else wants again")
 
 
 def test_over_tcp_the_key_is_the_owner_and_its_streams_end_with_it(serving, photos, tmp_path):

@@ -221,6 +221,8 @@ class World:
         self.refilled_s = {spec.number: -1.0 for spec in specs}
         self.generations = Counter[int]()
         self.slots_max = {spec.number: spec.slots_max for spec in specs}
+        self.slots_most = dict(self.slots_max)
+        """By stream: what its ring may have while no other needs the memory."""
         self._asked: ev.SubscriptionAsked | None = None
         self._numbers = count(1)
         self._is_ahead = False
@@ -308,11 +310,19 @@ class World:
         for spec in added:
             self.specs[spec.number] = spec
             self.serving.append(spec.number)
-            self.slots_max[spec.number] = spec.slots_max
+            self.slots_max[spec.number] = self.slots_most[spec.number] = spec.slots_max
             self.refilled_s[spec.number] = -1.0
         return self.do(
             ev.Reconfigured(added, removed, replaced, self.workers_wanted, SAMPLE_TIMEOUT_S, 256, renews_workers)
         )
+
+    def size_ring(self, number: int, slots_max: int) -> list[act.Action]:
+        """The ring of a stream may have so many slots, and those that trainers were promised."""
+        held = [one for one in self.trainers.values() if one.spec.number == number]
+        promised = sum(len(one.leases) if one.ended else max(ENTITLEMENT, len(one.leases)) for one in held)
+        if number not in self.stopped:
+            self.slots_max[number] = max(min(slots_max, self.slots_most[number]), promised)
+        return self.do(ev.RingsSized({number: slots_max}))
 
     def send(self, number: int) -> list[act.Action]:
         """The oldest batch of a remote trainer was sent, or never will be."""
@@ -594,7 +604,8 @@ class World:
         lost = self.losses.pop(0)
         if lost.slot not in self.slots:
             return self.do(lost)  # it was returned before
-        self.slots_max[lost.stream] = sum(slot.stream == lost.stream for slot in self.slots.values()) - 1
+        made = sum(slot.stream == lost.stream for slot in self.slots.values())
+        self.slots_max[lost.stream] = self.slots_most[lost.stream] = min(self.slots_max[lost.stream], made - 1)
         del self.slots[lost.slot]
         return self.do(lost)
 
@@ -652,7 +663,9 @@ class World:
         worker.killed = True
 
     def _perform_FreeSlots(self, action: act.FreeSlots) -> None:  # noqa: N802
-        assert action.stream not in self.serving, "a slot of a served stream is freed"
+        if action.stream in self.serving:
+            left = self.state.streams[action.stream].delivery.ring.slots
+            assert len(left) >= self.slots_max[action.stream], "a slot is freed that the ring may have"
         for slot in action.slots:
             assert not self.holders(slot), f"slot {slot} is freed under its readers"
             assert not self.orders_for(slot), f"slot {slot} is freed under its writers"

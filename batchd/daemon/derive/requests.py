@@ -37,7 +37,8 @@ from time import monotonic
 import structlog
 
 from batchd.core.admission import Refusal, unknown_stream
-from batchd.core.events import SubscriptionAsked
+from batchd.core.events import RingsSized, SubscriptionAsked
+from batchd.core.tenants import Demand, divide_by_tenant, part_of
 from batchd.daemon.derive.messages import (
     ANSWER_MAX_S,
     AT_ONCE_MAX,
@@ -57,6 +58,7 @@ from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute
 from batchd.runtime.plain import to_plain
 from batchd.runtime.poller import Poller
 from batchd.runtime.sizes import round_bytes
+from batchd.stream.rings import SLOTS_MIN
 from batchd.stream.served import ServedStream
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import DEFINITION_BYTES_MAX, MalformedMessage
@@ -76,6 +78,8 @@ NICENESS = 5
 """Of the process: workers and trainers have priority."""
 KILL_TIMEOUT_S = 2.0
 SETTINGS_SHOWN_CHARACTERS = 300
+UNREAD_WEIGHT = 1e-6
+"""Of the ring of a stream that nobody reads: it keeps what nobody else wants."""
 _NAME = re.compile(STREAM_NAME_PATTERN, re.ASCII)
 NOT_ALLOWED: Refusal = (
     ErrorCode.SETTINGS_REFUSED,
@@ -101,12 +105,14 @@ class _Derived:
 class _Defined:
     """A defined stream in service. ``table``: as it was sent. ``keep_s``: see ``Subscribe``.
 
-    ``read_s``: when somebody read it last, by ``monotonic``. ``roots``: those that it needs.
+    ``tenant``: whose share its ring is of. ``read_s``: when somebody read it last (``monotonic``).
+    ``roots``: those that it needs.
     """
 
     number: int
     name: str
     owner: Identity
+    tenant: str
     table: bytes
     keep_s: int | None
     read_s: float
@@ -150,6 +156,8 @@ class Deriver:
         """By the number of the stream of the file, and the settings."""
         self._defined: dict[str, _Defined] = {}
         """By name."""
+        self._sizes: dict[int, int] = {}
+        """Slots that rings of defined streams may have, by number."""
         self._waiting: list[_Request] = []
         """In the order in which they came."""
         self._numbers = count(1)
@@ -167,6 +175,9 @@ class Deriver:
             owner = self._defined[asked.stream].owner.owner
             self._refuse(asked, (ErrorCode.UNKNOWN_STREAM, f"stream {asked.stream!r} is one that {owner} has defined"))
             return None
+        defined = self._defined.get(asked.stream)
+        if defined is not None and not asked.settings:
+            return self._admitted(defined, asked)
         base = self._applier.state.numbers.get(asked.stream)
         if not asked.settings or base is None or self._applier.state.draining:
             return asked  # the core refuses unknown names
@@ -181,6 +192,11 @@ class Deriver:
         self._waiting.append(_Request(asked))
         self._begin()
         return None
+
+    @property
+    def tenants(self) -> dict[int, str]:
+        """Whose share the memory of each defined stream is of, by the stream's number."""
+        return {stream.number: stream.tenant for stream in self._defined.values()}
 
     def remove(self, session: int, name: str) -> Refusal | None:
         """End a defined stream, also one that is read; or why not."""
@@ -216,7 +232,7 @@ class Deriver:
             return None
         known = self._defined.get(name)
         if known is not None and known.table == asked.defines:
-            return self._of_defined(known, asked)
+            return self._admitted(known, self._of_defined(known, asked))
         self._waiting.append(_Request(asked))
         self._begin()
         return None
@@ -226,6 +242,18 @@ class Deriver:
         stream.keep_s = None if None in kept else max(kept)  # type: ignore[type-var]
         stream.table, stream.read_s = asked.defines, monotonic()
         return replace(asked, defines=b"")
+
+    def _admitted(self, stream: _Defined, asked: SubscriptionAsked) -> SubscriptionAsked | None:
+        """The event for the core, once the ring has room for a trainer; None if there is none."""
+        served, known = self._applier.streams[stream.number], self._applier.state.streams.get(stream.number)
+        slots = SLOTS_MIN + (0 if known is None else known.delivery.claims.promised)
+        if self._slots(stream.number) < slots <= served.spec.slots_max:
+            refusal = self._make_room(asked, [], SLOTS_MIN * served.layout.slot_bytes, stream.tenant)
+            if refusal is not None:
+                self._refuse(asked, refusal)
+                return None
+            self._size({stream.number: slots})
+        return asked
 
     def _refusal_of_definition(self, asked: SubscriptionAsked, identity: Identity | None) -> Refusal | None:
         """Why a stream is not even worked out; None if it is."""
@@ -258,6 +286,7 @@ class Deriver:
         """End streams whose sessions are gone; start the process ahead, and end one that hangs."""
         self._forget_ended()
         self._end_unread()
+        self._size_rings()
         for stream in list(self._derived.values()):
             stream.sessions = {session for session in stream.sessions if self._doors.of(session) is not None}
             if not stream.sessions and self._is_idle(stream):
@@ -351,31 +380,93 @@ class Deriver:
                 )
             ending.append(idle.pop(0))
 
-    def _make_room(self, asked: SubscriptionAsked, ending: list[_Serving], need_bytes: int) -> Refusal | None:
-        """End idle streams for another one; why there is no room for it, or not yet."""
-        limit_bytes = self._applier.daemon.derived_bytes
-        rings = {number: one.ring_bytes for number, one in self._applier.streams.items() if one.is_derived}
-        idle = [stream for stream in self._derived.values() if self._is_idle(stream)]
-        kept: list[_Serving] = [*self._derived.values(), *self._defined.values()]
-        kept_bytes = sum(rings[stream.number] for stream in kept if stream not in ending)
-        for stream in idle:
-            if need_bytes + kept_bytes > limit_bytes and stream not in ending:
-                ending.append(stream)
-                kept_bytes -= rings[stream.number]
-        if need_bytes + kept_bytes > limit_bytes:
+    def _make_room(
+        self, asked: SubscriptionAsked, ending: list[_Serving], need_bytes: int, tenant: str = ""
+    ) -> Refusal | None:
+        """End idle streams for another one; why there is no room for it, or not yet.
+
+        ``tenant``: whose part of the memory it takes, if the stream is defined.
+        """
+        daemon, limit_bytes = self._applier.daemon, self._applier.daemon.derived_bytes
+        others = [(one.tenant, self._demand(one).least) for one in self._defined.values() if one not in ending]
+        rings = {one.number: self._applier.streams[one.number].ring_bytes for one in self._derived.values()}
+        kept_bytes = sum(least_bytes for _whose, least_bytes in others)
+        kept_bytes += sum(rings[one.number] for one in self._derived.values() if one not in ending)
+        for idle in self._derived.values():
+            if need_bytes + kept_bytes > limit_bytes and idle not in ending and self._is_idle(idle):
+                ending.append(idle)
+                kept_bytes -= rings[idle.number]
+        have_bytes, of = limit_bytes - kept_bytes, "those of derived streams that are read"
+        if tenant:
+            own_bytes = sum(least_bytes for whose, least_bytes in others if whose == tenant)
+            spare_bytes = part_of(limit_bytes, tenant, weights_of(daemon)) - own_bytes
+            if spare_bytes < have_bytes:
+                have_bytes, of = spare_bytes, f"the least that the streams of the share {tenant!r} need"
+        if need_bytes > have_bytes:
             return _code(asked), (
-                f"need {round_bytes(need_bytes, ceil)} for its ring, have {round_bytes(limit_bytes - kept_bytes, floor)} beside "
-                "those of derived streams that are read; close one, set memory to less, or have the operator raise "
-                "derive_memory in [daemon]"
+                f"need {round_bytes(need_bytes, ceil)} for its ring, have {round_bytes(max(0, have_bytes), floor)} beside "
+                f"{of}; close one, set memory to less, or have the operator raise derive_memory in [daemon]"
             )
         for one in ending:
             self._end(one)
-        if need_bytes + sum(rings.values()) > limit_bytes:
+        self._size_rings(need_bytes)
+        if need_bytes > self._free_bytes():
             return (
                 ErrorCode.RING_BUSY,
-                "derived streams that have ended have their memory until their batches are released",
+                "rings of streams that have ended, or that get smaller, have their memory until batches are released",
             )
         return None
+
+    def _demand(self, stream: _Defined) -> Demand:
+        """The memory that its ring wants: what trainers were promised, and two slots, at least."""
+        served, known = self._applier.streams[stream.number], self._applier.state.streams.get(stream.number)
+        is_unread = self._is_idle(stream)
+        least = max(0 if is_unread else SLOTS_MIN, 0 if known is None else known.delivery.claims.promised)
+        weight, slot_bytes = UNREAD_WEIGHT if is_unread else 1.0, served.layout.slot_bytes
+        return Demand(weight, least * slot_bytes, max(least, served.spec.slots_max) * slot_bytes)
+
+    def _slots(self, number: int) -> int:
+        """Slots that a ring may have now, or has not given back."""
+        known = self._applier.state.streams.get(number)
+        ring = None if known is None else known.delivery.ring
+        if number not in self._applier.derived:  # it has ended
+            return 0 if ring is None else ring.made
+        size = self._sizes.get(number, self._applier.streams[number].spec.slots_max)
+        return size if ring is None else max(size, ring.slots_max, ring.made)
+
+    def _free_bytes(self) -> int:
+        """Memory that no ring of a derived or defined stream has or may have."""
+        rings = (one for one in self._applier.streams.values() if one.is_derived)
+        held_bytes = sum(self._slots(one.number) * one.layout.slot_bytes for one in rings)
+        return self._applier.daemon.derived_bytes - held_bytes
+
+    def _size_rings(self, need_bytes: int = 0) -> None:
+        """Let rings of defined streams have their parts. ``need_bytes``: for one to come.
+
+        One grows only by what others have given back.
+        """
+        if not self._defined:
+            return
+        daemon, streams = self._applier.daemon, self._applier.streams
+        total_bytes = daemon.derived_bytes - need_bytes
+        total_bytes -= sum(streams[one.number].ring_bytes for one in self._derived.values())
+        free_bytes, sizes = self._free_bytes() - need_bytes, {}
+        demands = [(one.tenant, self._demand(one)) for one in self._defined.values()]
+        parts = divide_by_tenant(total_bytes, demands, weights_of(daemon))
+        for one, part_bytes in zip(self._defined.values(), parts, strict=True):
+            now, slot_bytes = self._slots(one.number), streams[one.number].layout.slot_bytes
+            wanted = part_bytes // slot_bytes
+            size = min(wanted, now + max(0, free_bytes // slot_bytes))
+            if size != now:
+                free_bytes -= max(0, size - now) * slot_bytes
+                sizes[one.number] = size
+        self._size(sizes)
+
+    def _size(self, sizes: dict[int, int]) -> None:
+        """Let these rings have so many slots."""
+        self._sizes = {number: size for number, size in self._sizes.items() if number in self._applier.derived} | sizes
+        if sizes:
+            self._applier.enqueue(RingsSized(sizes))
 
     def _is_idle(self, stream: _Serving) -> bool:
         """True if nobody reads it; one that was just added is about to be read."""
@@ -589,15 +680,18 @@ class Deriver:
         if before is not None:
             self._end(before)
         ending = self._own_in_the_way(identity, stream.ring_bytes)
-        refusal = self._make_room(asked, ending, stream.ring_bytes) if isinstance(ending, list) else ending
+        need_bytes = SLOTS_MIN * stream.layout.slot_bytes
+        refusal = self._make_room(asked, ending, need_bytes, asked.tenant) if isinstance(ending, list) else ending
         if refusal is not None:
             return refusal
+        slots = min(stream.spec.slots_max, self._free_bytes() // stream.layout.slot_bytes)
         try:
             number = self._applier.add(stream, name, 0, "", owner)
         except OSError as error:
             return ErrorCode.DEFINITION_REFUSED, f"there is no memory for it: {error}"
-        defined = _Defined(number, name, identity, asked.defines, asked.keep_s, monotonic(), roots)
+        defined = _Defined(number, name, identity, asked.tenant, asked.defines, asked.keep_s, monotonic(), roots)
         self._defined[name] = defined
+        self._size({number: slots})
         self._say("stream defined", asked.session, stream=name, owner=owner)
         failpoints.passing("daemon.defined")
         self._applier.enqueue(self._of_defined(defined, asked))
@@ -637,7 +731,9 @@ def _in_memory(request: DeriveRequest | DefineRequest) -> Iterator[int]:
 
 
 def _code(asked: SubscriptionAsked) -> ErrorCode:
-    return ErrorCode.DEFINITION_REFUSED if asked.defines else ErrorCode.SETTINGS_REFUSED
+    if asked.defines:
+        return ErrorCode.DEFINITION_REFUSED
+    return ErrorCode.SETTINGS_REFUSED if asked.settings else ErrorCode.RING_TOO_SMALL
 
 
 def _of(stream: _Derived, asked: SubscriptionAsked) -> SubscriptionAsked:

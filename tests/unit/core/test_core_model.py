@@ -298,6 +298,13 @@ class CoreMachine(WorldMachine):
             self.world.do(ev.WorkerObserved(number, note))
             assert self.world.workers[number].killed or not before
 
+    @precondition(lambda self: any(self.world.specs[one].live is None for one in self.world.serving))
+    @rule(who=st.integers(0, 9), slots_max=st.sampled_from([0, 2, 3, 5, 12]))
+    def size_ring(self, who, slots_max):
+        """A ring may have fewer slots from now on, or more."""
+        serving = [one for one in self.world.serving if self.world.specs[one].live is None]
+        self.world.size_ring(serving[who % len(serving)], slots_max)
+
     def _worker(self, who: int) -> int:
         return list(self.world.workers)[who % len(self.world.workers)]
 

@@ -3,8 +3,11 @@
 The tests cover late trainers, hoarders, fair shares, and exhausted memory.
 """
 
+import pytest
+
 from batchd.core import actions as act
 from batchd.core import events as ev
+from batchd.core.tenants import Demand, divide_by_tenant
 from batchd_wire.codes import ErrorCode
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec, pick
@@ -223,3 +226,57 @@ def test_slots_that_are_held_count_when_memory_runs_out():
     world.subscribe(session=2, epoch=3, window=2)
     (stopped,) = pick(act.ReportStopped, world.lose_next())
     assert "memory for 4 slots could be had, and its trainers need 5" in stopped.text
+
+
+def test_a_ring_that_may_have_fewer_slots_gives_back_those_that_it_has_beyond():
+    """Idle ones at once, the others as trainers release them; none that a trainer was promised."""
+    world = world_of(slots_max=8, window=8)
+    world.subscribe(session=1)
+    for _ in range(4):
+        world.fill_all()
+        world.pull(1, release=0)
+    freed = pick(act.FreeSlots, world.size_ring(1, 2))
+    ring = world.state.streams[1].delivery.ring
+    assert [len(one.slots) for one in freed] == [8 - len(world.trainers[1].leases)]
+    assert ring.slots_max == len(world.trainers[1].leases) == len(ring.slots) > 2
+    world.size_ring(1, 2)
+    world.pull(1, waiting=False)
+    world.size_ring(1, 2)
+    assert len(ring.slots) == ring.slots_max == 2
+
+
+def test_a_ring_that_may_have_more_slots_again_reads_ahead_again():
+    """A trainer goes on with two slots, and with eight claims as many as before."""
+    world = world_of(slots_max=8, window=8)
+    world.subscribe(session=1)
+    world.fill_all()
+    before = world.state.streams[1].delivery.subscriptions[1].usage
+    world.size_ring(1, 0)
+    assert world.state.streams[1].delivery.subscriptions[1].usage == 2
+    world.size_ring(1, 8)
+    assert world.state.streams[1].delivery.subscriptions[1].usage == before == 8
+
+
+@pytest.mark.parametrize(
+    ("total", "demands", "parts"),
+    [
+        (100, {"a": (1, 0, 20), "b": (1, 0, 30)}, [20, 30]),
+        (100, {"a": (3, 0, 200), "b": (1, 0, 200)}, [75, 25]),
+        (100, {"a": (3, 0, 30), "b": (1, 0, 200)}, [30, 70]),
+        (100, {"a": (3, 0, 200), "b": (1, 40, 200)}, [60, 40]),
+        (10, {"a": (1, 20, 30), "b": (1, 20, 30)}, [20, 20]),
+        (0, {}, []),
+    ],
+)
+def test_memory_goes_to_tenants_by_weight_and_what_one_does_not_want_to_the_others(total, demands, parts):
+    every = [(name, Demand(1.0, least, most)) for name, (_weight, least, most) in demands.items()]
+    weights = tuple((name, float(weight)) for name, (weight, _least, _most) in demands.items())
+    assert divide_by_tenant(total, every, weights) == pytest.approx(parts, abs=1)
+
+
+def test_what_a_tenant_gets_is_divided_among_what_it_has():
+    """Ten rings of one tenant have no more than one ring of another of the same weight."""
+    rings = [*[("many", Demand(1.0, 2, 100))] * 10, ("one", Demand(1.0, 2, 100))]
+    assert divide_by_tenant(100, rings, (("many", 1.0), ("one", 1.0))) == [5] * 10 + [50]
+    unread = [("many", Demand(1e-6, 2, 100)), ("many", Demand(1.0, 2, 100))]
+    assert divide_by_tenant(50, unread, ()) == [2, 48]

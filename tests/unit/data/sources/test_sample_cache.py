@@ -45,6 +45,11 @@ def start_worker(memory):
         opened.pop().close()
 
 
+def allowed_bytes(cache):
+    """What workers may use of a cache, as they read it."""
+    return int.from_bytes(os.pread(cache.descriptors[0], 8, 8 * sample_cache.ALLOWED_AT), "little")
+
+
 def content(sample, size=SAMPLE_BYTES):
     """The bytes of a sample: no other sample has the same."""
     return sample.to_bytes(4, "little") * (size // 4)
@@ -175,6 +180,22 @@ def test_nothing_is_kept_beyond_what_the_machine_has_left(memory, start_worker):
         keep(cache, sample)
     assert memory.used_bytes > half
     other.close()
+
+
+def test_caches_of_defined_streams_have_what_is_left_by_weight(memory):
+    """That of a stream of the file comes first; one that is full leaves the rest to the others."""
+    budgets = {"a": 1 << 30, "b": 1 << 30, "small": BUDGET_BYTES}
+    caches = [CacheMemory(CacheSpec("encoded", name, SAMPLES, size)) for name, size in budgets.items()]
+    used = memory.used_bytes + sum(cache.used_bytes for cache in caches)
+    left_bytes = BUDGET_BYTES + (400 << 20)
+    weights = (("a", 3.0), ("b", 1.0))
+    allow_caches([*caches, memory], RESERVE_BYTES + left_bytes, [*budgets, None], weights)
+    first, second, small = (allowed_bytes(cache) for cache in caches)
+    assert allowed_bytes(memory) == small == BUDGET_BYTES
+    assert first / second == pytest.approx(3.0, rel=0.01)
+    assert first + second + small + BUDGET_BYTES == pytest.approx(left_bytes + used, rel=0.01)
+    for cache in caches:
+        cache.close()
 
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
