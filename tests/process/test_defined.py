@@ -423,7 +423,8 @@ def test_a_scan_that_hangs_keeps_no_other_definition_waiting(serving, photos):
 
     thread = Thread(target=define_slowly)
     thread.start()
-    (process,) = children_called(daemon.pid, b"batchd.daemon.derive.process")
+    name = b"batchd.daemon.derive.process"
+    (process,) = wait_until(lambda: list(children_called(daemon.pid, name)), "the process that works out tables")
     wait_until(lambda: [is_stopped(fork) for fork in children_of(process)] == [True], "its fork hangs")
     with batchd_client.connect(daemon.address) as connection:
         assert len(see(connection.define("quick", folder_stream(photos)), 1)) == 1
