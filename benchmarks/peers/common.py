@@ -22,9 +22,10 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +79,30 @@ def play(batches: Batches, serve: Serve | None = None) -> None:
             delivered = batches(options)
             touch(next(delivered))
             answer(lambda seconds: deliver(delivered, seconds, options.workers), answers)
+
+
+@contextmanager
+def served(configuration: str) -> Iterator[str]:
+    """A daemon of batchd, which the environment has to have; gives its address."""
+    import batchd  # noqa: PLC0415  peers' environments have none
+
+    with tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch:
+        file = Path(scratch) / "batchd.toml"
+        file.write_text(configuration)
+        with batchd.serve(file) as address:
+            yield address
+
+
+def read(address: str, stream: str, field: str) -> Iterator[Any]:
+    """A field of each batch of a daemon, without end, until the next one is taken."""
+    import batchd_client  # noqa: PLC0415  peers' environments have none
+
+    with batchd_client.connect(address) as daemon:
+        batches = daemon.stream(stream)
+        while True:
+            for batch in batches:
+                with batch:
+                    yield [batch[field].view(np.uint8)]
 
 
 def play_measured(start: Callable[[Options], AbstractContextManager[Measure]]) -> None:

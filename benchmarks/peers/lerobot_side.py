@@ -8,7 +8,6 @@ decodes by torchcodec, and makes float32 of what batchd delivers as uint8.
 """
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,19 +60,10 @@ def _scene(random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def by_batchd(options: common.Options) -> Iterator[Any]:
     """Batches of a daemon of its own."""
-    import batchd  # noqa: PLC0415  this variant alone has it
-    import batchd_client  # noqa: PLC0415
-
     times = ", ".join(f"{camera} = {TIMES}" for camera in CAMERAS)
-    with tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch:
-        file = Path(scratch) / "batchd.toml"
-        file.write_text(DAEMON.format(workers=options.workers, data=options.data, times=times, batch=options.batch))
-        with batchd.serve(file) as address, batchd_client.connect(address) as daemon:
-            stream = daemon.stream("robot")
-            while True:
-                for batch in stream:
-                    with batch:
-                        yield [batch["top"]]
+    ours = DAEMON.format(workers=options.workers, data=options.data, times=times, batch=options.batch)
+    with common.served(ours) as address:
+        yield from common.read(address, "robot", "top")
 
 
 def by_lerobot(options: common.Options) -> Iterator[Any]:

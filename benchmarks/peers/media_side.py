@@ -19,9 +19,8 @@ import json
 import random
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,37 +85,21 @@ def clips(data: Path, variant: str) -> str:
     return CLIPS.format(data=data, frames=FRAMES, size=SIZE, shuffle=SHUFFLES[variant])
 
 
-@contextmanager
-def serve(options: common.Options) -> Iterator[str]:
+def serve(options: common.Options) -> AbstractContextManager[str]:
     """A daemon; gives its address. Other sides share nothing."""
     if options.variant not in OURS:
-        yield "none"
-        return
-    import batchd  # noqa: PLC0415  this variant alone has it
-
+        return nullcontext("none")
     if options.variant.endswith("sound"):
         quality = "fast" if options.variant == "fast sound" else "high"
         stream = sound(options.data, quality)
     else:
         stream = clips(options.data, options.variant)
-    with tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch:
-        file = Path(scratch) / "batchd.toml"
-        file.write_text(DAEMON.format(workers=WORKERS, batch=options.batch) + stream)
-        with batchd.serve(file) as address:
-            yield address
+    return common.served(DAEMON.format(workers=WORKERS, batch=options.batch) + stream)
 
 
 def by_batchd(options: common.Options) -> Iterator[Any]:
     """Batches of the daemon."""
-    import batchd_client  # noqa: PLC0415  this variant alone has it
-
-    field = "audio" if options.variant.endswith("sound") else "image"
-    with batchd_client.connect(options.address) as daemon:
-        stream = daemon.stream("media")
-        while True:
-            for batch in stream:
-                with batch:
-                    yield [batch[field].view(np.uint8)]
+    return common.read(options.address, "media", "audio" if options.variant.endswith("sound") else "image")
 
 
 # --- peers: a DataLoader with a data set each -----------------------------------------------------

@@ -10,7 +10,6 @@ decoded last, eight batches, and batchd from the same row of eight batches.
 import os
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import common
@@ -41,22 +40,12 @@ pipeline = [
 
 def by_batchd(options: common.Options) -> Iterator[Any]:
     """Batches of a daemon of its own."""
-    import batchd  # noqa: PLC0415  this variant alone has it
-    import batchd_client  # noqa: PLC0415
-
     cache, near = "off", ", near = 8"
     if options.variant.endswith("cached"):
         cache, near = 'decoded"\ncache_memory = "512MiB', ""
-    with tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch:
-        file = Path(scratch) / "batchd.toml"
-        options_of = {"workers": options.workers, "data": options.data, "batch": options.batch}
-        file.write_text(OURS.format(**options_of, cache=cache, near=near))
-        with batchd.serve(file) as address, batchd_client.connect(address) as daemon:
-            stream = daemon.stream("mosaic")
-            while True:
-                for batch in stream:
-                    with batch:
-                        yield [batch["image"]]
+    options_of = {"workers": options.workers, "data": options.data, "batch": options.batch}
+    with common.served(OURS.format(**options_of, cache=cache, near=near)) as address:
+        yield from common.read(address, "mosaic", "image")
 
 
 def by_ultralytics(options: common.Options) -> Iterator[Any]:
