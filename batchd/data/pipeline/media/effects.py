@@ -7,46 +7,62 @@ audio: bytes  --> audio: float32 [?]                                whole files
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from batchd.data.pipeline.effects import Columns, NoSuchField, StepInvalid, column_of, described, effect, replaced
-from batchd.data.pipeline.media.options import DecodeAudio
+from batchd.data.pipeline.media.options import PLACES, DecodeAudio
 from batchd.data.samples.columns import Column
 from batchd.runtime.suggestions import pip_command
+
+if TYPE_CHECKING:
+    from batchd.data.pipeline.video.options import DecodeVideo
 
 
 @effect.register
 def _decode_audio(step: DecodeAudio, columns: Columns) -> Columns:
-    column = column_of(step, columns)
-    if column.kind != "audio":
-        raise StepInvalid(
-            f'"decode_audio" needs a sound file, and {column.name!r} is {described(column)}; the source says what it is: '
-            f'fields = {{ {column.name} = "audio" }}, or media = "audio" for folders',
-            ("field",),
-        )
+    column = file_of(step, columns, "audio", "sound")
     check_libraries(step.op, step.needs)
-    if step.start_field is not None:
-        _check_start(step.start_field, columns)
+    check_start(step, columns, PLACES, ())
     channels = () if step.channels == 1 else (step.channels,)
     made = replace(column, kind="array", dtype=step.dtype, shape=(step.samples or None, *channels))
     length = () if step.length_field is None else (Column(step.length_field, dtype="int32"),)
     return replaced(step, columns, made, *length)
 
 
-def check_libraries(op: str, names: Sequence[str]) -> None:
-    """Raise ``StepInvalid`` if a distribution that decodes sound is not installed."""
+def file_of(step: "DecodeAudio | DecodeVideo", columns: Columns, kind: str, word: str) -> Column:
+    """The column that a step decodes. Raises ``StepInvalid`` if it is no file of this kind."""
+    column = column_of(step, columns)
+    if column.kind != kind:
+        raise StepInvalid(
+            f'"{step.op}" needs a {word} file, and {column.name!r} is {described(column)}; the source says what it is: '
+            f'fields = {{ {column.name} = "{kind}" }}, or media = "{kind}" of folder, glob and list',
+            ("field",),
+        )
+    return column
+
+
+def check_libraries(op: str, names: Sequence[str], extra: str = "sound") -> None:
+    """Raise ``StepInvalid`` if a distribution that decodes files is not installed."""
     for name in names:
         try:
             version(name)
         except PackageNotFoundError:
-            advice = pip_command("batchd[sound]")
+            advice = pip_command(f"batchd[{extra}]")
             raise StepInvalid(f'"{op}" needs {name}, which is not installed: {advice}') from None
 
 
-def _check_start(name: str, columns: Columns) -> None:
+def check_start(
+    step: "DecodeAudio | DecodeVideo", columns: Columns, places: Sequence[str], shape: tuple[int, ...]
+) -> None:
+    """Raise ``StepInvalid`` if the start is none of ``places``, and no field of this shape."""
+    name = step.start_field
+    if name is None:
+        return
     start = columns.get(name)
     if start is None:
-        reason = f'"decode_audio" has start = "{name}", which is neither "random" nor "middle" nor a field'
+        reason = f'"{step.op}" has start = "{name}", which is neither "{places[0]}" nor "{places[1]}" nor a field'
         raise NoSuchField(reason, ("start",), [name], columns)
-    if start.kind != "array" or start.shape or start.dtype == "bool":
-        text = f'"decode_audio" takes its start, in seconds, from one number, and {name!r} is {described(start)}'
+    if start.kind != "array" or start.shape != shape or start.dtype == "bool":
+        numbers = f"{shape[0]} numbers" if shape else "one number"
+        text = f'"{step.op}" takes its start, in seconds, from {numbers}, and {name!r} is {described(start)}'
         raise StepInvalid(text, ("start",))
