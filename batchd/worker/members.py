@@ -26,7 +26,7 @@ from batchd.data.pipeline.image.jpeg_box import found_points, in_one_scan
 from batchd.data.pipeline.image.opencv import Scratch, cv2
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.pipeline.video.options import DecodeVideo
+from batchd.data.pipeline.media.options import DecodeVideo
 from batchd.data.samples.columns import LISTS, Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import has_points

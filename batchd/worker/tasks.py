@@ -32,9 +32,9 @@ from batchd.data.pipeline.image.options import Decode, ImageStep
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.image.stages import can_join
 from batchd.data.pipeline.media.sound_files import open_sound
+from batchd.data.pipeline.media.windows import length_of
 from batchd.data.pipeline.options import FILE_BYTES_MAX, StepOptions, step_from_plain
 from batchd.data.pipeline.shapes.options import Patches
-from batchd.data.pipeline.video.windows import length_of
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.image_header import PIXELS_MAX

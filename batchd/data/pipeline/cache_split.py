@@ -20,10 +20,9 @@ from importlib import import_module
 from itertools import takewhile
 
 from batchd.data.pipeline.image.options import CropStep, CropToBucket, Decode, Follow, Resize
-from batchd.data.pipeline.media.options import DecodeAudio, is_exact
+from batchd.data.pipeline.media.options import DecodeAudio, DecodeVideo, is_exact
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.text.options import Chat, Tokenize
-from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.views.options import Views
 from batchd_wire.record import frozen
 

@@ -34,6 +34,8 @@ from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Decode, ImageStep, Resize
 from batchd.data.pipeline.image.stages import ClipsStage, ImagePlan, ImageStage, can_join
 from batchd.data.pipeline.join.options import JoinStep
+from batchd.data.pipeline.media.clips import VideoStage, shrinks
+from batchd.data.pipeline.media.options import DecodeVideo
 from batchd.data.pipeline.media.stages import AudioStage
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
 from batchd.data.pipeline.randomness import EPOCH_BITS, SampleRandom, view_number
@@ -49,8 +51,6 @@ from batchd.data.pipeline.stages import (
     make_rows_stage,
     make_stage,
 )
-from batchd.data.pipeline.video.options import DecodeVideo
-from batchd.data.pipeline.video.stages import VideoStage, shrinks
 from batchd.data.pipeline.views.effects import view_column
 from batchd.data.pipeline.views.options import IMAGE, Views
 from batchd.data.pipeline.views.stages import ViewGroup, ViewsStage, ViewSteps

@@ -24,13 +24,12 @@ from batchd.data.pipeline.image.options import (
     SizedStep,
 )
 from batchd.data.pipeline.join.options import SAMPLES_MAX, JoinStep, samples_joined
-from batchd.data.pipeline.media.options import DecodeAudio
+from batchd.data.pipeline.media.options import DecodeAudio, DecodeVideo
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.sound.options import MelStep, Mfcc, SpectrumStep
 from batchd.data.pipeline.step_files import Digests, check_files
 from batchd.data.pipeline.text.options import Chat, Tokenize
-from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.views.options import Views
 from batchd.data.samples.columns import Column, Following
 from batchd.errors import KeyPath

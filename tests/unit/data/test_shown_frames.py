@@ -16,7 +16,7 @@ import pytest
 
 from batchd.data.media.frames import PixelOptions, Pixels
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.video.options import DecodeVideo
+from batchd.data.pipeline.media.options import DecodeVideo
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import MediaFile

@@ -2,20 +2,17 @@
 
 audio: bytes  --> audio: float32 [160000]    audio_length: int32    10 s at 16 kHz
 audio: bytes  --> audio: float32 [?]                                whole files
+video: a file --> image: uint8 [clips, frames, ?, ?, 3]    audio: float32 [clips, samples]
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
 from batchd.data.pipeline.effects import Columns, NoSuchField, StepInvalid, column_of, described, effect, replaced
-from batchd.data.pipeline.media.options import PLACES, DecodeAudio
+from batchd.data.pipeline.media.options import CLIP_PLACES, PLACES, DecodeAudio, DecodeVideo
 from batchd.data.samples.columns import Column
 from batchd.runtime.suggestions import pip_command
-
-if TYPE_CHECKING:
-    from batchd.data.pipeline.video.options import DecodeVideo
 
 
 @effect.register
@@ -29,7 +26,20 @@ def _decode_audio(step: DecodeAudio, columns: Columns) -> Columns:
     return replaced(step, columns, made, *length)
 
 
-def file_of(step: "DecodeAudio | DecodeVideo", columns: Columns, kind: str, word: str) -> Column:
+@effect.register
+def _decode_video(step: DecodeVideo, columns: Columns) -> Columns:
+    file_of(step, columns, "video", "video")
+    check_libraries(step.op, ("av",), "video")
+    check_start(step, columns, CLIP_PLACES, step.lengths[:-1])
+    channels = 1 if step.color == "gray" else 3
+    image = Column(step.into, shape=(*step.lengths, None, None, channels), is_bgr=step.color == "bgr")
+    times = (Column(step.times, dtype="float64", shape=step.lengths),) if step.times else ()
+    sound_shape = (*step.lengths[:-1], step.samples, *((step.audio_channels,) if step.audio_channels > 1 else ()))
+    sound = (Column(step.audio, dtype="float32", shape=sound_shape),) if step.audio else ()
+    return replaced(step, columns, image, *times, *sound)
+
+
+def file_of(step: DecodeAudio | DecodeVideo, columns: Columns, kind: str, word: str) -> Column:
     """The column that a step decodes. Raises ``StepInvalid`` if it is no file of this kind."""
     column = column_of(step, columns)
     if column.kind != kind:
@@ -52,7 +62,7 @@ def check_libraries(op: str, names: Sequence[str], extra: str = "sound") -> None
 
 
 def check_start(
-    step: "DecodeAudio | DecodeVideo", columns: Columns, places: Sequence[str], shape: tuple[int, ...]
+    step: DecodeAudio | DecodeVideo, columns: Columns, places: Sequence[str], shape: tuple[int, ...]
 ) -> None:
     """Raise ``StepInvalid`` if the start is none of ``places``, and no field of this shape."""
     name = step.start_field

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.pipeline.effects import Columns
-from batchd.data.pipeline.media.options import PLACES, DecodeAudio
+from batchd.data.pipeline.media.clips import VideoStage
+from batchd.data.pipeline.media.options import PLACES, DecodeAudio, DecodeVideo
 from batchd.data.pipeline.media.sound_files import ConvertedSound, open_sound
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, make_stage
@@ -54,6 +55,11 @@ class AudioStage:
 @make_stage.register
 def _decode_audio(step: DecodeAudio, before: Columns, _after: Columns) -> AudioStage:
     return AudioStage(step, before)
+
+
+@make_stage.register
+def _decode_video(step: DecodeVideo, _before: Columns, _after: Columns) -> VideoStage:
+    return VideoStage(step)
 
 
 def _segment(

@@ -24,12 +24,11 @@ from batchd.data.pipeline.image.options import (
     Resize,
     To,
 )
-from batchd.data.pipeline.media.options import DecodeAudio
+from batchd.data.pipeline.media import clips
+from batchd.data.pipeline.media.options import DecodeAudio, DecodeVideo
+from batchd.data.pipeline.media.windows import frames_of_clips
 from batchd.data.pipeline.options import step_from_plain, step_to_plain
 from batchd.data.pipeline.shapes.options import PadBatch
-from batchd.data.pipeline.video import stages
-from batchd.data.pipeline.video.options import DecodeVideo
-from batchd.data.pipeline.video.windows import frames_of_clips
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.errors import SampleUndecodable
@@ -177,8 +176,8 @@ def test_the_packets_of_a_file_are_read_once_while_they_have_room(videos, monkey
     found = []
     frames_of = media_frames.frames_of
     monkeypatch.setattr(media_frames, "frames_of", lambda *given: (found.append(given), frames_of(*given))[1])
-    monkeypatch.setattr(stages, "KNOWN_BYTES_MAX", room)
-    monkeypatch.setattr(stages, "OPEN_MAX", 1)
+    monkeypatch.setattr(clips, "KNOWN_BYTES_MAX", room)
+    monkeypatch.setattr(clips, "OPEN_MAX", 1)
     step = DecodeVideo(frames=2, stride=3)
     pipeline = Pipeline([VIDEO], [step], 7, has_rows=False)
     for sample in range(6):
@@ -280,7 +279,7 @@ def test_frames_are_kept_in_the_size_of_the_next_step(videos, monkeypatch, resiz
     monkeypatch.setattr(opened_videos, "SHARED_BYTES_MAX", 20 * WIDTH * HEIGHT * 3 // 2)
     values = [{"video": media(file, "a name"), "at": at} for at in SEGMENTS]
     found = []
-    for shrinks in (lambda _step: False, stages.shrinks):
+    for shrinks in (lambda _step: False, clips.shrinks):
         monkeypatch.setattr(execute, "shrinks", shrinks)
         fed = fed_packets(monkeypatch)
         pipeline = Pipeline([VIDEO, Column("at", dtype="float64")], steps, 7, has_rows=False)

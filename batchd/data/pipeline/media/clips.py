@@ -22,19 +22,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.image.geometry import UPRIGHT, Geometry, planner_for
 from batchd.data.pipeline.image.opencv import Pixels as Image
 from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Resize
 from batchd.data.pipeline.image.resample import make_moves
-from batchd.data.pipeline.media.options import SoundForm
+from batchd.data.pipeline.media.options import DecodeVideo, SoundForm
 from batchd.data.pipeline.media.sound_files import ConvertedSound, open_sound
 from batchd.data.pipeline.media.streams import SoundMissing
+from batchd.data.pipeline.media.windows import frames_of_clips, seconds_of_clips
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.stages import Row, make_stage
-from batchd.data.pipeline.video.options import DecodeVideo
-from batchd.data.pipeline.video.windows import frames_of_clips, seconds_of_clips
+from batchd.data.pipeline.stages import Row
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.image_header import PIXELS_MAX
 from batchd.data.samples.kept_files import FileFacts
@@ -270,8 +268,3 @@ def _planned(resize: Resize, height: int, width: int) -> Geometry:
 def _each(clips: Sequence[Array]) -> Iterator[int]:
     """The frames of all clips; one that a clip shows several times is there once."""
     return chain.from_iterable(np.unique(clip).tolist() for clip in clips)
-
-
-@make_stage.register
-def _decode_video(step: DecodeVideo, _before: Columns, _after: Columns) -> VideoStage:
-    return VideoStage(step)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.pipeline.video.options import PLACES, DecodeVideo
+from batchd.data.pipeline.media.options import CLIP_PLACES, DecodeVideo
 from batchd.data.samples.errors import SampleUndecodable
 
 
@@ -31,7 +31,7 @@ def frames_of_clips(
     ``SampleUndecodable``.
     """
     length = length_of(ticks)
-    is_said = step.start not in PLACES
+    is_said = step.start not in CLIP_PLACES
     at = [_start(ticks, unit, seconds, length) for seconds in places] if is_said else places
     clips = [_frames(step, ticks, float(unit), length, place) for place in at]
     if step.short == "bad" and any(is_short for _clip, is_short in clips):
@@ -44,7 +44,7 @@ def seconds_of_clips(
 ) -> list[float]:
     """The seconds of the file at which each clip of ``fps`` begins; as ``frames_of_clips``."""
     assert step.fps is not None, "the step says so"
-    if step.start not in PLACES:
+    if step.start not in CLIP_PLACES:
         return list(places)
     distance, length = 1 / (step.fps * float(unit)), length_of(ticks)
     return [_begin(step, ticks, distance, length, place) * float(unit) for place in places]
@@ -61,7 +61,7 @@ def _frames(
 ) -> tuple[NDArray[np.int64], bool]:
     """The frames of one clip, and whether the video ends before it. ``length``: of it, in ticks."""
     count, each, first = len(ticks), np.arange(step.frames), int(ticks[0])
-    is_said = step.start not in PLACES
+    is_said = step.start not in CLIP_PLACES
     if step.stride is not None:
         free = max(0, count - (step.frames - 1) * step.stride - 1)
         begin = min(free, int((free + 1) * place)) if step.is_random else round(free * place)
@@ -78,7 +78,7 @@ def _frames(
 
 def _begin(step: DecodeVideo, ticks: NDArray[np.int64], distance: float, length: float, place: float) -> float:
     """Where a clip of ``fps`` begins, in ticks; ``distance``: of its frames, in ticks."""
-    if step.start not in PLACES:
+    if step.start not in CLIP_PLACES:
         return place
     return int(ticks[0]) + max(0.0, length - step.frames * distance) * place
 
