@@ -6,6 +6,7 @@ import pytest
 import batchd_client
 from support.commands import batchd
 from support.seen import see
+from support.shards import write_shard
 from support.sounds import RATE, coded, sweep, without_table
 from support.videos import Coding, number_in, write_video
 from support.waiting import wait_until
@@ -150,6 +151,27 @@ def test_a_file_is_read_through_once_and_known_behind_a_restart(start_daemon, vi
     with batchd_client.connect(daemon.address) as connection:
         assert see(connection.stream("kept", epochs=1)) == seen["off"][0]
     assert daemon.stream_status("kept")["cache"]["held_samples"] == 3
+
+
+def test_a_clip_of_a_long_video_on_a_server_takes_only_its_bytes(start_daemon, tmp_path, web):
+    """From the first use of the file on: its index, and the packets of the clip."""
+    video = write_video(tmp_path / "a.mov", 4500, Coding("prores", b_frames=0, pixels="yuv422p10le"))
+    write_shard(tmp_path / "a.tar", [("a.mov", video.read_bytes())])
+    web.files["a.tar"] = (tmp_path / "a.tar").read_bytes()
+    source = {"type": "webdataset", "shards": ["a.tar"], "fields": {"video": "video"}, "names": {"video": "mov"}}
+    step = {"op": "decode_video", "frames": 4, "fps": 25.0, "start": 120.0}
+    stream = {
+        "source": {**source, "root": web.url},
+        "batch_size": 1,
+        "pipeline": [step, {"op": "resize", "size": [48, 64]}],
+    }
+    daemon = start_daemon({"there": stream}, workers=1)
+    web.asked.clear()
+    with batchd_client.connect(daemon.address) as connection:
+        [numbers] = [[number_in(one) for one in batch["image"][0]] for batch in connection.stream("there", epochs=1)]
+    assert numbers == [3000, 3001, 3002, 3003]
+    spans = [one.span.removeprefix("bytes=").split("-") for one in web.asked if one.method == "GET"]
+    assert 0 < sum(int(last) + 1 - int(first) for first, last in spans) < len(web.files["a.tar"]) // 10
 
 
 def test_batches_are_of_videos_or_sounds_of_one_length(start_daemon, tmp_path):

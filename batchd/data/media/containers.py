@@ -8,7 +8,8 @@ Invariant: opening and demuxing a file runs no decoder, and opens no other file.
 """
 
 import os
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
@@ -27,6 +28,10 @@ FORMATS = "mov,mp4,matroska,webm,avi"
 FORMATS_SHOWN = "mp4, mov, mkv, webm or avi"
 READ_BYTES = 64 << 10
 """Read from a file at once."""
+HOLE_BYTES = 4 * READ_BYTES
+"""Media data of a box that is not shorter is left out of an outline."""
+_HEAD_BYTES, _HEADS_BYTES, _BOXES_MAX = 16, 4096, 1 << 14
+"""Of the head of a box, if its size has 64 bits; read for heads at once; how many are looked at."""
 _LIMITS = {"format_whitelist": FORMATS, "protocol_whitelist": "none", "codec_whitelist": "none"}
 
 NO_KEY = (1 << 32) - 1
@@ -76,11 +81,53 @@ class PlainFile:
         return self._place
 
 
+class OutlinedFile(PlainFile):
+    """An MP4 without its media data (``mdat``), in whose place are zeros: no byte of it is read.
+
+    The boxes that are left, ``moov`` and each ``moof``, say where and when each packet is.
+    """
+
+    def read_from(self, file: VideoFile) -> None:
+        """See ``PlainFile``."""
+        super().read_from(file)
+        holes = list(self._media_data())
+        self.has_holes = bool(holes)
+        self._starts, self._ends = [start for start, _end in holes], [end for _start, end in holes]
+
+    def read(self, count: int) -> bytes:
+        """The next bytes, or none."""
+        hole = bisect_right(self._ends, self._place)
+        if hole < len(self._ends):
+            if self._place >= self._starts[hole]:
+                count = min(count, self._ends[hole] - self._place)
+                self._place += count
+                return bytes(count)
+            count = min(count, self._starts[hole] - self._place)
+        return super().read(count)
+
+    def _media_data(self) -> Iterator[tuple[int, int]]:
+        """Where media data is: its first byte, and the one behind its last."""
+        place, first, heads = 0, 0, b""
+        for _box in range(_BOXES_MAX):
+            if place + _HEAD_BYTES > first + len(heads):
+                first, heads = place, self._read(place, _HEADS_BYTES)
+            head = heads[place - first : place - first + _HEAD_BYTES]
+            size, begin = int.from_bytes(head[:4]), 8
+            if size == 1:
+                size, begin = int.from_bytes(head[8:]), _HEAD_BYTES
+            end = place + size if size else self.size
+            if len(head) < begin or end < place + begin:
+                return
+            if head[4:8] == b"mdat" and end - place >= HOLE_BYTES:
+                yield place + begin, min(end, self.size)
+            place = end
+
+
 def _pread(descriptor: int, start: int, count: int) -> bytes:
     return os.pread(descriptor, count, start)
 
 
-def open_video(file: PlainFile) -> tuple[InputContainer, VideoStream]:
+def open_video(file: PlainFile, options: Mapping[str, str] = {}) -> tuple[InputContainer, VideoStream]:
     """The container, which the caller closes, and its first video. Raises ``VideoUnreadable``."""
     if file.size == 0:
         raise VideoUnreadable("is empty")
@@ -88,7 +135,7 @@ def open_video(file: PlainFile) -> tuple[InputContainer, VideoStream]:
         container = av.open(
             file,
             "r",
-            container_options=_LIMITS,
+            container_options={**_LIMITS, **options},
             metadata_errors="replace",
             buffer_size=READ_BYTES,
             io_open=_open_nothing,

@@ -27,9 +27,10 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoRef
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from batchd.data.media import SAMPLE_BYTES_MAX
+from batchd.data.media import DECODERS, SAMPLE_BYTES_MAX
 from batchd.data.media.containers import (
     NO_KEY,
+    OutlinedFile,
     PlainFile,
     VideoFile,
     VideoPacket,
@@ -57,20 +58,30 @@ _SLICE, _ABOUT_PICTURES = 1, frozenset({6, 9, 12})
 """Types of units of H.264: a slice of no key frame; notes, delimiters and filling."""
 _RECORD = Struct("<IIIII")
 """Of ``FileFrames``: version, frames, packets, unit; then times, order, keys, checksums."""
-_RECORD_VERSION = 1
+_READ_THROUGH, _OUTLINED = 1, 2
+"""Versions of records: of all packets, or of the container's index."""
+_PLACE = Struct("<qq")
+_OUTLINED_CODECS = DECODERS - {"vp8", "mpeg1video", "mpeg2video"}
+"""Those of which a packet is one frame, whatever is in it."""
+_PROVED_PACKETS = 3
 
 _Timed: TypeAlias = tuple[int, av.VideoFrame]
 """A frame, and when it is shown."""
 
 
 class FileFrames(NamedTuple):
-    """The frames of one file."""
+    """The frames of one file: see ``indexed`` for the arrays.
+
+    ``is_outlined``: the container's index told them. Then a checksum is that of the packet's place
+    and size, and a key frame is believed when its packet says so, too.
+    """
 
     order: NDArray[np.uint32]
     keys: NDArray[np.uint32]
     times: NDArray[np.int64]
     checksums: NDArray[np.uint32]
     unit: tuple[int, int]
+    is_outlined: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +90,9 @@ class FileFrames(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """All of it, for ``from_bytes``."""
-        head = _RECORD.pack(_RECORD_VERSION, len(self.order), len(self.times), *self.unit)
+        head = _RECORD.pack(
+            _OUTLINED if self.is_outlined else _READ_THROUGH, len(self.order), len(self.times), *self.unit
+        )
         return head + b"".join(array.tobytes() for array in (self.times, self.order, self.keys, self.checksums))
 
     @classmethod
@@ -89,7 +102,8 @@ class FileFrames(NamedTuple):
             return None
         version, frames, packets, *unit = _RECORD.unpack_from(record)
         sizes = [8 * packets, 4 * frames, 4 * frames, 4 * packets]
-        if version != _RECORD_VERSION or len(record) != _RECORD.size + sum(sizes) or not frames or min(unit) < 1:
+        is_known = version in (_READ_THROUGH, _OUTLINED)
+        if not is_known or len(record) != _RECORD.size + sum(sizes) or not frames or min(unit) < 1:
             return None
         data, starts = bytes(record), np.cumsum([_RECORD.size, *sizes])
         times = np.frombuffer(data, np.int64, packets, starts[0])
@@ -97,7 +111,7 @@ class FileFrames(NamedTuple):
         checksums = np.frombuffer(data, np.uint32, packets, starts[3])
         if order.max() >= packets or (keys[keys != NO_KEY] >= packets).any():
             return None
-        return cls(order, keys, times, checksums, (unit[0], unit[1]))
+        return cls(order, keys, times, checksums, (unit[0], unit[1]), version == _OUTLINED)
 
     def seconds(self, frame: int) -> float:
         """When a frame is shown."""
@@ -113,9 +127,21 @@ class FileFrames(NamedTuple):
         frames, time = range(len(self.order)), int(self.times[key])
         return range(bisect_left(frames, time, key=self._key_time), bisect_right(frames, time, key=self._key_time))
 
+    def has(self, number: int, packet: VideoPacket) -> bool:
+        """Whether a packet of the file is the one of this number."""
+        return packet.pts == int(self.times[number]) and self.checksum(packet) == int(self.checksums[number])
+
+    def checksum(self, packet: VideoPacket) -> int:
+        """See ``is_outlined``."""
+        return _place_checksum(packet) if self.is_outlined else crc32(packet)
+
     def _key_time(self, frame: int) -> int:
         key = int(self.keys[frame])
         return int(np.iinfo(np.int64).min if key == NO_KEY else self.times[key])
+
+
+class _NoKeyFrame(SampleUnreadable):
+    """A packet in which decoding cannot begin, though the index of its file says so."""
 
 
 class VideoFrames:
@@ -134,8 +160,9 @@ class VideoFrames:
     Where a run fails, the frame is decoded by a run for itself, and then by one that leaves nothing
     out. So damage matters to the frames that need it, whichever others were asked for.
 
-    Every packet is compared with the scan, which detects a changed file and a seek to a wrong
-    packet.
+    Every packet is compared with ``frames``, which detects a changed file and a seek to a wrong
+    packet. If it is no key frame although the index of the file says so, a run begins at the one
+    before.
 
     Invariant: a returned frame is of a run in which no packet that it refers to was damaged.
     """
@@ -203,6 +230,14 @@ class VideoFrames:
         if isinstance(self._file, int):
             os.close(self._file)
 
+    def are_proved(self) -> bool:
+        """Whether the first packets are as ``frames`` has them, key frames among them."""
+        try:
+            packets = self.packets(0, min(_PROVED_PACKETS, len(self.frames.times)) - 1)
+            return all(packet.is_keyframe or number not in self.frames.keys for number, packet in packets)
+        except SampleUnreadable:
+            return False
+
     def _find_frames(self) -> FileFrames:
         try:
             with blaming_the_sample():
@@ -260,20 +295,22 @@ class VideoFrames:
         """The frames of a key frame's group, in order. Raises ``SampleUnreadable``."""
         group = self.frames.group(key)
         last = int(self.frames.order[group.start : group.stop].max())
-        shown, troubles = int(self.frames.times[key]) - 1, []
-        before = int(self.frames.keys[group.start - 1]) if group.start else NO_KEY
-        # Frames behind an open key frame may refer to the key frame before.
-        for start in [key] if before in (key, NO_KEY) else [key, before]:
+        shown, start, trouble = int(self.frames.times[key]) - 1, key, None
+        while True:
+            before = int(self.frames.keys[group.start - 1]) if group.start else NO_KEY
             try:
                 for time, frame in self._run(start, last):
                     if time > shown:
                         shown = time
                         yield time, frame
             except SampleUnreadable as error:
-                troubles.append(error)
+                # Frames behind an open key frame may refer to the key frame before.
+                if before in (start, NO_KEY) or (trouble is not None and not isinstance(error, _NoKeyFrame)):
+                    raise trouble or error from None
+                trouble = trouble if isinstance(error, _NoKeyFrame) else error
             else:
                 return
-        raise troubles[0]
+            start, group = before, self.frames.group(before)
 
     def _run(self, start: int, last: int) -> Iterator[_Timed]:
         """The frames from a key frame on. Raises ``SampleUnreadable`` at the first bad packet."""
@@ -282,6 +319,8 @@ class VideoFrames:
             self._prepare()
         self._decoder.flush_buffers()
         for number, packet in self.packets(start, last):
+            if number == start and self.frames.is_outlined and not packet.is_keyframe:
+                raise _NoKeyFrame(f"packet {number} is no key frame, as the index of the file has it")
             if packet.is_corrupt:
                 raise SampleUnreadable(f"packet {number} is cut")
             time = self.frames.times[number]
@@ -310,7 +349,7 @@ class VideoFrames:
         number = first
         try:
             for packet in self._from(first):
-                if packet.pts != self.frames.times[number] or crc32(packet) != self.frames.checksums[number]:
+                if not self.frames.has(number, packet):
                     raise SampleUnreadable(f"packet {number} is not what it was: {CHANGED}")
                 check_bytes(packet.size, self._max_bytes, f"packet {number} ")
                 number += 1
@@ -351,9 +390,9 @@ class VideoFrames:
 
     def _find(self, wanted: int, packets: Iterator[VideoPacket], *, from_the_start: bool) -> "VideoPacket | None":
         """The packet of this number; None if the seek went too far or the file has changed."""
-        time, checksum = int(self.frames.times[wanted]), int(self.frames.checksums[wanted])
+        time = int(self.frames.times[wanted])
         for number, packet in enumerate(packets):
-            if packet.pts == time and crc32(packet) == checksum:
+            if self.frames.has(wanted, packet):
                 return packet
             if from_the_start and (number >= wanted or packet.pts != self.frames.times[number]):
                 return None
@@ -384,14 +423,54 @@ def open_frames(
     Raises ``SampleUnreadable``.
     """
     key = file.key("frames") if facts is not None and known is None else None
-    if facts is None or key is None:
+    record = None if facts is None or key is None else facts.find(key)
+    if record is not None:
+        known = FileFrames.from_bytes(record)
+    if known is not None:
         return VideoFrames(file, known, max_pixels, max_bytes)
-    record = facts.find(key)
-    kept = None if record is None else FileFrames.from_bytes(record)
-    video = VideoFrames(file, kept, max_pixels, max_bytes)
-    if kept is None:
+    video = _open_outlined(file, max_pixels, max_bytes) or VideoFrames(file, None, max_pixels, max_bytes)
+    if facts is not None and key is not None:
         facts.keep(key, video.frames.to_bytes())
     return video
+
+
+def _open_outlined(file: MediaFile, max_pixels: int, max_bytes: int) -> VideoFrames | None:
+    """The video with the frames that its index tells, if its first packets prove that."""
+    with blaming_the_sample():
+        frames = outlined_frames(file)
+    if frames is None:
+        return None
+    video = VideoFrames(file, frames, max_pixels, max_bytes)
+    if video.are_proved():
+        return video
+    video.close()
+    return None
+
+
+def outlined_frames(file: VideoFile) -> FileFrames | None:
+    """The frames of an MP4 as its index tells, without its media data; None if that is too little.
+
+    FFmpeg gives the same packets as of the whole file. But in H.264, VP9 and AV1 the data says what
+    is a key frame, too; so there must be one at or before each frame.
+    """
+    plain = OutlinedFile(file)
+    if not plain.has_holes:
+        return None
+    try:
+        container, stream = open_video(plain, {"fflags": "+noparse"})
+        with container:
+            if not container.format.name.startswith("mov") or stream.codec_context.name not in _OUTLINED_CODECS:
+                return None
+            found = read_packets(container, stream, checksum=_place_checksum)
+            frames = _frames_from(found, stream, is_outlined=True)
+    except VideoUnreadable:
+        return None
+    has_keys = any(flags & 1 for flags in found.flags) and not (frames.keys == NO_KEY).any()
+    return frames if has_keys else None
+
+
+def _place_checksum(packet: VideoPacket) -> int:
+    return crc32(_PLACE.pack(-1 if packet.pos is None else packet.pos, packet.size))
 
 
 _FORMATS = {"rgb": "rgb24", "bgr": "bgr24", "gray": "gray"}
@@ -485,7 +564,12 @@ class Packets:
     """1 where it is a key frame, plus 2 where its frame is shown."""
 
 
-def read_packets(container: InputContainer, stream: VideoStream, progress: Callable[[], None]) -> Packets:
+def read_packets(
+    container: InputContainer,
+    stream: VideoStream,
+    progress: Callable[[], None] = lambda: None,
+    checksum: Callable[[VideoPacket], int] = crc32,
+) -> Packets:
     """All packets of a video, without decoding one. Raises ``VideoUnreadable``."""
     found, reported_s = Packets(), monotonic()
     codec = stream.codec_context
@@ -494,10 +578,9 @@ def read_packets(container: InputContainer, stream: VideoStream, progress: Calla
         for packet in packets_of(container, stream):
             if packet.pts is None:
                 raise VideoUnreadable(f"does not say when packet {len(found.times)} is shown; {_REMUX}")
-            data = memoryview(packet)
-            is_hidden = packet.is_discard or (is_vp8 and data and not data[0] & _VP8_SHOWN)
+            is_hidden = packet.is_discard or (is_vp8 and packet.size and not memoryview(packet)[0] & _VP8_SHOWN)
             found.times.append(packet.pts)
-            found.checksums.append(crc32(data))
+            found.checksums.append(checksum(packet))
             found.flags.append(packet.is_keyframe + 2 * (not is_hidden))
             if monotonic() - reported_s >= PROGRESS_EVERY_S:
                 reported_s = monotonic()
@@ -532,11 +615,18 @@ def frames_of(
     container: InputContainer, stream: VideoStream, progress: Callable[[], None] = lambda: None
 ) -> FileFrames:
     """The frames of a file, from all of its packets. Raises ``VideoUnreadable``."""
-    found = read_packets(container, stream, progress)
+    return _frames_from(read_packets(container, stream, progress), stream, is_outlined=False)
+
+
+def _frames_from(found: Packets, stream: VideoStream, *, is_outlined: bool) -> FileFrames:
     order, keys = in_order(found)
     unit = stream.time_base
     assert unit is not None, "as open_video found"
-    times, checksums = np.frombuffer(found.times, np.int64), np.frombuffer(found.checksums, np.uint32)
     return FileFrames(
-        order.astype(np.uint32), keys.astype(np.uint32), times, checksums, (unit.numerator, unit.denominator)
+        order.astype(np.uint32),
+        keys.astype(np.uint32),
+        np.frombuffer(found.times, np.int64),
+        np.frombuffer(found.checksums, np.uint32),
+        (unit.numerator, unit.denominator),
+        is_outlined,
     )

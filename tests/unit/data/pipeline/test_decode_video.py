@@ -210,8 +210,11 @@ def test_the_packets_of_a_file_are_read_through_by_one_worker(videos, monkeypatc
     assert len(found) == 5
 
 
-def test_a_clip_of_a_known_file_takes_only_its_bytes(tmp_path) -> None:
-    """As from a server: the index of the container, and the packets from the key frame before."""
+def test_a_clip_of_an_mp4_takes_only_its_bytes(tmp_path) -> None:
+    """As from a server: the index of the container, and the packets from the key frame before.
+
+    At the first use of the file the index is read twice.
+    """
     coding = Coding(gop=25, options={"qp": "0"}, muxer={"movflags": "faststart"})
     file = write_video(tmp_path / "long.mp4", 600, coding)
     content, read = file.read_bytes(), []
@@ -231,8 +234,8 @@ def test_a_clip_of_a_known_file_takes_only_its_bytes(tmp_path) -> None:
             501,
         ]
         taken.append(sum(read))
-    assert taken[0] > len(content)
-    assert taken[1] <= 2 * READ_BYTES < len(content) // 2
+    assert taken[0] <= 3 * READ_BYTES < len(content)
+    assert taken[1] <= 2 * READ_BYTES
 
 
 SEGMENTS = [1.9, 0.1, 0.7, 3.1, 1.0, 0.1, 2.6, 0.5]
