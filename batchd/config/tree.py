@@ -825,15 +825,15 @@ class StreamConfig(_Branch):
     have no room. "encoded": the source's values, such as the bytes of an image file, so that slow
     storage is read once, and the points of its JPEGs. "media": where each frame of a video is, 20
     bytes each, and how long a sound is whose file does not tell (MP3 without a table, AAC,
-    Matroska), and where packets of an MP3 are, so that one worker reads a file through once, and
-    all others fetch what a clip or a segment needs. None of these changes a byte of a batch.
-    "decoded" does: it keeps the result of the steps before the first random one, as pixels of 8
-    bits, or as tokens; `batchd check --explain` names these steps. In memory, it keeps tokens from
-    the moment when the daemon makes them to measure samples for rows or buckets. Streams with the
-    same source and the same cache_memory share one cache (of "decoded", if these steps are the
-    same). Later changes on the storage take effect when the daemon is restarted, or a reload finds
-    another source; with cache_dir, when the file of the cache is removed. Points are not used for a
-    file that has changed."""
+    Matroska), and where packets of MP3 and AAC are, so that one worker finds it once, and all
+    others fetch what a clip or a segment needs. None of these changes a byte of a batch. "decoded"
+    does: it keeps the result of the steps before the first random one, as pixels of 8 bits, or as
+    tokens; `batchd check --explain` names these steps. In memory, it keeps tokens from the moment
+    when the daemon makes them to measure samples for rows or buckets. Streams with the same source
+    and the same cache_memory share one cache (of "decoded", if these steps are the same). Later
+    changes on the storage take effect when the daemon is restarted, or a reload finds another
+    source; with cache_dir, when the file of the cache is removed. Points are not used for a file
+    that has changed."""
 
     cache_memory: Annotated[Memory | None, Mark.OF_CACHE, Example("160GiB")] = None
     """With a cache in memory: its maximum size, in bytes or as "200GiB", in addition to [daemon]

@@ -5,10 +5,10 @@
              ^ seek        ^ first               what comes before it is cut off
 
 FFmpeg gets an open file instead of a path, the demuxer of the format alone, and no protocol, as in
-``data.media.containers``: no content of a file opens another one. It finds a packet of an MP3 by
-reading all before it. So where packets are is kept with what else reading a file through has told
-(``Counted``), and a second container begins at the last one in front of the seek: the decoder gets
-the same packets.
+``data.media.containers``: no content of a file opens another one. It finds a packet of an MP3 or of
+AAC (ADTS) by reading all before it. So where packets are is kept with what else reading a file
+through has told (``Counted``), and a second container begins at the last one in front of the seek:
+the decoder gets the same packets.
 
 Invariant: pieces of a file follow each other without a gap, or the file is a bad sample.
 """
@@ -63,6 +63,8 @@ _NOT_IN_AVI: Final = frozenset({"vorbis", "libvorbis", "opus", "libopus", "flac"
 """An AVI has no place for when their packets are heard, which are not all of one length."""
 _WITH_MEMORY: Final = frozenset({"aac", "opus", "libopus", "ac3", "eac3", "mp2"})
 """Decoders whose samples depend on where decoding began: by drawn noise, or by a filter."""
+_UNINDEXED: Final = ("mp3", "aac")
+"""Formats of which FFmpeg finds a packet by reading all before it."""
 _READ_BYTES: Final = 64 << 10
 _TAIL_S: Final = 2
 _TABLES: Final = (b"Xing", b"Info", b"VBRI")
@@ -258,11 +260,8 @@ class CodedSound:
             self._sound.codec_context.flush_buffers()
 
     def _places(self, first: int) -> NDArray[np.int64] | None:
-        """Where packets are of an MP3, whose container finds a packet by reading all before it.
-
-        None if it is not worth while to look them up, or of other formats.
-        """
-        if self._kind != "mp3":
+        """Where packets are; None if it is not worth while to look them up, or of other formats."""
+        if self._kind not in _UNINDEXED:
             return None
         found = self.known or self.counted
         if found is None and self.is_kept and first > PLACES_FROM_S * self.rate:
@@ -393,7 +392,7 @@ class CodedSound:
         ticks, places = 0, list[tuple[int, int]]()
         for packet in self._packets():
             ticks += packet.duration or 0
-            if self._kind == "mp3" and packet.pts is not None and packet.pos is not None and packet.pos >= 0:
+            if self._kind in _UNINDEXED and packet.pts is not None and packet.pos is not None and packet.pos >= 0:
                 sample = round(packet.pts * self._unit) + self._base
                 if sample >= (places[-1][0] + PLACES_S * self.rate if places else 0):
                     places.append((sample, packet.pos))

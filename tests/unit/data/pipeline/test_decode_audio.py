@@ -519,13 +519,13 @@ def test_versions_of_libraries_count_where_formats_are_coded() -> None:
 
 
 @pytest.mark.thorough(after_first=True)
-@pytest.mark.parametrize("has_table", [True, False])
-def test_a_segment_of_a_known_mp3_takes_only_its_bytes(has_table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["mp3", "mp3 without a table", "aac"])
+def test_a_segment_of_a_known_file_takes_only_its_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are those of the whole file; a record that is damaged, or lies, costs time alone."""
     monkeypatch.setattr(ffmpeg, "PLACES_FROM_S", 1)
     monkeypatch.setattr(ffmpeg, "PLACES_S", 1)
-    data = coded("mp3", "libmp3lame", sweep(seconds=40))
-    data = data if has_table else without_table(data)
+    data = coded(*(("adts", "aac") if kind == "aac" else ("mp3", "libmp3lame")), sweep(seconds=40))
+    data = without_table(data) if kind == "mp3 without a table" else data
     samples, facts, read = whole(data), Facts(), []
 
     def read_some(start: int, count: int) -> bytes:
