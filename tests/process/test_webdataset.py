@@ -1,38 +1,10 @@
-"""Shards in tar format, served: the same batches as from the same files in folders."""
+"""Fields of shards in tar format, served."""
 
 import batchd_client
 from support.expected import Expected
 from support.images import encode, photo
 from support.seen import see
-from support.settings import folder_stream
-from support.shards import photo_shards, write_shard
-from support.waiting import wait_until
-
-
-def test_shards_give_the_batches_that_the_same_files_give_until_one_is_cut(start_daemon, photos, tmp_path):
-    """Samples are shuffled and cropped, over epochs, with a worker killed meanwhile.
-
-    A bad sample's reason names shard and member, and the shard's length, or its change.
-    """
-    files = folder_stream(photos)
-    cut = {"source": photo_shards(photos, tmp_path / "cut", count=1), "on_error": "mask", "max_bad_fraction": 1.0}
-    streams = {"files": files, "shards": {**files, "source": photo_shards(photos, tmp_path)}, "cut": {**files, **cut}}
-    daemon = start_daemon(streams)
-    shard = tmp_path / "cut" / "train-00.tar"
-    with batchd_client.connect(daemon.address) as connection:
-        one, other = connection.stream("files", epochs=3), connection.stream("shards", epochs=3)
-        assert see(one) == see(other)
-        daemon.kill_a_worker()
-        for _ in range(2):
-            assert see(one) == see(other)
-        data = shard.read_bytes()
-        shard.write_bytes(data[: len(data) * 3 // 4])
-        assert sum(len(one.samples) for one in see(connection.stream("cut", epochs=1))) == 40
-        wait_until(lambda: connection.bad("cut").total == 40, "the samples are listed")
-        bad = connection.bad("cut").samples
-    assert all(f"{shard}: " in one.path and ".jpg" in one.path for one in bad)
-    assert any("the shard ends at byte" in one.reason for one in bad)
-    assert any("its file has changed since the daemon read it" in one.reason for one in bad)
+from support.shards import write_shard
 
 
 def test_fields_are_the_same_whichever_worker_reads_them(start_daemon, photos, tmp_path):
