@@ -15,7 +15,7 @@ from batchd_client.errors import BatchSizeInvalid
 from batchd_wire.position import Position
 from support.commands import batchd as run_batchd
 from support.expected import Expected
-from support.images import jpeg, jpeg_with_exif, photo
+from support.images import SIDES, jpeg, photo, write_aspects
 from support.megatron import write_megatron
 from support.network import free_port
 from support.pools import links, pool_keys, wait_serving, worker_hosts
@@ -24,8 +24,6 @@ from support.settings import folder_stream, write_settings
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 LENGTHS = [1 + 7 * place % 61 for place in range(83)]
-ASPECTS = {"portrait": (60, 40), "square": (50, 50), "wide": (40, 60), "banner": (20, 90)}
-SIDES = [*ASPECTS.values()]
 
 
 @pytest.fixture
@@ -49,33 +47,8 @@ def texts(tmp_path):
 @pytest.fixture
 def pictures(tmp_path):
     """Forty pictures of four aspects; every second one is stored on its side, with a tag."""
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for place in range(40):
-        height, width = SIDES[place % 4]
-        upright, sideways = jpeg(photo(height, width)), jpeg_with_exif(jpeg(photo(width, height)), 6)
-        (folder / f"{place:02}.jpg").write_bytes(sideways if place // 4 % 2 else upright)
+    folder = write_aspects(tmp_path / "pictures")
     return folder_stream(folder, bucket={"field": "image", "by": "aspect", "count": 4}, batch_size=5)
-
-
-BUDGET = {"field": "image", "by": "pixels", "bounds": [1900, 2450], "budget": 7500}
-
-
-@pytest.mark.thorough(after_first=True)
-@pytest.mark.parametrize("keys", [{}, {"batch_size": 6, "bucket": BUDGET}], ids=["rows", "budget"])
-@pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (2, 3), (5, 1)])
-def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, pictures, workers, chunk_rows, keys):
-    """The test's own process computes two epochs; each has every sample once."""
-    daemon = start_daemon({"photos": {**pictures, **keys}}, workers=workers, chunk_rows=chunk_rows)
-    expected = Expected(daemon.config)
-
-    with batchd_client.connect(daemon.address) as connection:
-        batches = connection.stream("photos", epochs=2)
-        first, second = see(batches), see(batches)
-
-    assert (first, second) == (expected.epoch(0), expected.epoch(1))
-    assert samples(first) == samples(second) == list(range(40))
-    assert [one.samples for one in first] != [one.samples for one in second]
 
 
 def test_a_batch_is_cut_to_the_longest_of_its_bucket(start_daemon, texts):
@@ -96,25 +69,6 @@ def test_a_batch_is_cut_to_the_longest_of_its_bucket(start_daemon, texts):
     assert min(widths) <= 15
     assert max(widths) == 61
     assert max(spreads) <= 15 + 3
-
-
-@pytest.mark.thorough
-def test_local_and_remote_trainers_and_worker_hosts_have_the_same_bytes(start_daemon, tmp_path, pictures):
-    """A worker host makes the order from the index that it gets, by the upright images."""
-    daemon = start_daemon({"photos": pictures}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
-    expected = Expected(daemon.config)
-    with worker_hosts(tmp_path) as start_host:
-        start_host(daemon, "--name", "one")
-        wait_serving(daemon, 1)
-        with batchd_client.connect(daemon.address) as near, batchd_client.connect(daemon.tcp_address) as far:
-            local, remote = near.stream("photos", epochs=4), far.stream("photos", epochs=4)
-            for epoch in range(4):
-                assert see(local) == see(remote) == expected.epoch(epoch)
-        (link,) = links(daemon)
-
-    assert link["samples"] > 0
-    assert link["disagreements"] == 0
-    assert all(len({sample % 4 for sample in batch.samples}) == 1 for batch in expected.epoch(0))
 
 
 @pytest.mark.parametrize("by", ["aspect", "pixels"])
@@ -151,44 +105,6 @@ def test_ranks_of_a_step_read_one_bucket_and_others_resume(start_daemon, texts):
                 rank.close()
 
     assert set(samples(seen)) == set(range(83))
-
-
-@pytest.mark.thorough
-def test_a_stream_of_a_reload_has_its_buckets(start_daemon, pictures, texts):
-    """A new stream gets its order from its index, and other buckets are other batches."""
-    daemon = start_daemon({"other": pictures})
-    for bounds in ([15, 30], [40]):
-        streams = {"other": pictures, "photos": {**texts, "bucket": {"field": "t", "bounds": bounds}}}
-        settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
-        write_settings(daemon.config, streams, settings)
-        daemon.reload(0)
-        expected = Expected(daemon.config)
-        with batchd_client.connect(daemon.address) as connection:
-            seen = see(connection.stream("photos", epochs=1))
-        assert [batch.samples for batch in seen] == [batch.samples for batch in expected.epoch(0)]
-
-
-def test_batches_of_a_budget_have_the_same_bytes_everywhere(start_daemon, tmp_path, pictures):
-    """Of 2,500 pixels three fit, of 1,800 four; near and far trainers, and a worker host."""
-    stream = {**pictures, "batch_size": 6, "bucket": BUDGET}
-    daemon = start_daemon({"photos": stream}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
-    expected = Expected(daemon.config)
-    with worker_hosts(tmp_path) as start_host:
-        start_host(daemon, "--name", "one")
-        wait_serving(daemon, 1)
-        with batchd_client.connect(daemon.address) as near, batchd_client.connect(daemon.tcp_address) as far:
-            local, remote = near.stream("photos", epochs=3), far.stream("photos", epochs=3)
-            assert len(local) == 13
-            for epoch in range(3):
-                seen = see(local)
-                assert seen == see(remote) == expected.epoch(epoch)
-                assert samples(seen) == list(range(40))
-                assert [len(batch.samples) for batch in seen] != sorted(len(batch.samples) for batch in seen)
-        (link,) = links(daemon)
-
-    assert link["samples"] > 0
-    assert link["disagreements"] == 0
-    assert {len(batch.samples) for batch in expected.epoch(0)} >= {3, 4}
 
 
 @pytest.mark.parametrize("workers", [1, 5])

@@ -12,7 +12,6 @@ from batchd_client.errors import StateMismatch
 from support.commands import batchd as command
 from support.expected import Expected
 from support.images import write_photos
-from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.seen import joined, rows_of, rows_read, see
 from support.settings import folder_stream
 
@@ -69,20 +68,6 @@ def test_without_a_last_batch_that_is_not_full_each_other_sample_is_there_three_
         assert len(own) == 36 * REPEATS // 5
         assert joined(rows_read(own)) == Expected(daemon.config, "whole").all_rows(0)[: 5 * len(own)]
     assert sorted(counts.values()) == [REPEATS] * 36
-
-
-@pytest.mark.thorough
-def test_a_worker_host_makes_the_same_copies(start_daemon, photos, tmp_path):
-    """The number of the copy follows from the position, so an order needs no more than before."""
-    streams = {"photos": folder_stream(photos, batch_size=SIZE, repeats=REPEATS)}
-    daemon = start_daemon(streams, **pool_keys(), chunk_rows=1)
-    expected = Expected(daemon.config)
-    with worker_hosts(tmp_path) as start_host:
-        start_host(daemon)
-        wait_serving(daemon, 1)
-        with batchd_client.connect(daemon.address) as connection:
-            assert see(connection.stream("photos", epochs=1)) == expected.epoch(0)
-        assert sum(link["samples"] for link in links(daemon)) > 0
 
 
 def test_three_ranks_get_one_copy_each_and_a_run_resumes_among_copies(daemon, orders):

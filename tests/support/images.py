@@ -16,6 +16,8 @@ import simplejpeg
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+SIDES = [(60, 40), (50, 50), (40, 60), (20, 90)]
+"""Heights and widths of pictures: portrait, square, wide, banner."""
 
 
 def photo(height=75, width=100, seed=0):
@@ -353,3 +355,13 @@ def write_photos(folder, counts: Mapping[str, int], height=48, width=64):
             path.write_bytes(jpeg(photo(height, width, seed=seed_base * 100_000 + number)))
             paths.append(path)
     return paths
+
+
+def write_aspects(folder: Path) -> Path:
+    """Write forty pictures of four aspects; every second four are stored on their side, tagged."""
+    folder.mkdir()
+    for place in range(40):
+        height, width = SIDES[place % 4]
+        upright, sideways = jpeg(photo(height, width)), jpeg_with_exif(jpeg(photo(width, height)), 6)
+        (folder / f"{place:02}.jpg").write_bytes(sideways if place // 4 % 2 else upright)
+    return folder
