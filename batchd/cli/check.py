@@ -117,7 +117,7 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
             (f"Decoded on, with worker hosts at {config.daemon.worker_address}:", decoding_places(config, rings)),
             ("Keys of a cache that 'auto' does not use:", unused),
             ("Over the same source:", common_samples(config)),
-            ("Notes on sources and steps:", found.notes),
+            ("Notes:", found.notes),
             ("Not looked at, as only the daemon and its workers do:", found.unseen),
         ):
             if lines:

@@ -41,6 +41,11 @@ EVENTS: dict[str, dict[str, Event]] = {
             "the process of derived streams hangs while the daemon ends; usually a file server is gone",
             "bring the storage back; look at `/proc/PID/stack`",
         ),
+        "unknown user or group": Event(
+            "warning",
+            "`[daemon.shares]` or `who` of `[daemon.define]` has a `name` that this machine does not know at the start",
+            "once the directory of users answers, `batchd reload`",
+        ),
         "restart needed": Event(
             "warning", "these reloaded `keys` need a restart", "restart the daemon when it suits; trainers continue"
         ),

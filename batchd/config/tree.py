@@ -399,7 +399,7 @@ class DaemonConfig(_Branch):
     "2GiB"; each derived one may take 1/derive_max of it, or what it sets as its memory. When not
     set, a quarter of memory."""
 
-    define: Annotated[DefineConfig | None, Example({"who": ["group:ml"], "roots": ["/data"]})] = None
+    define: Annotated[DefineConfig | None, Mark.LIVE, Example({"who": ["group:ml"], "roots": ["/data"]})] = None
     """What others than the operator may define from their programs, as a table. When not set,
     nothing."""
 

@@ -21,7 +21,7 @@ was not checked is reported.
 
 import json
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
@@ -32,7 +32,7 @@ from batchd.config.draft import daemon_draft, stream_drafts
 from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
-from batchd.daemon.identity import unknown_names
+from batchd.daemon.identity import named_in, unknown_names
 from batchd.daemon.observer import open_http
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.data.pipeline.cache_split import decoded_files
@@ -45,7 +45,16 @@ from batchd.data.sources.source_checks import SAMPLES_MAX, Trial, try_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
+from batchd.errors import (
+    BatchdError,
+    ConfigInvalid,
+    KeyPath,
+    MemoryTooSmall,
+    Problem,
+    ProblemKind,
+    SourceInvalid,
+    path_text,
+)
 from batchd.runtime.addresses import tcp_endpoint
 from batchd.runtime.available import available_bytes, shortage
 from batchd.runtime.directories import default_cache_dir
@@ -165,11 +174,11 @@ def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Proble
             choose_runtime_directory(daemon.runtime_dir)
         except ConfigInvalid as error:
             problems += error.problems
-    if "shares" not in wrong:
-        problems += [
-            problem_at(("daemon", "shares", *key), ProblemKind.WRONG_VALUE, text)
-            for key, text in unknown_names(daemon.shares)
-        ]
+    problems += [
+        problem_at(("daemon", *key), ProblemKind.WRONG_VALUE, text)
+        for key, text in unknown_names(daemon, None)
+        if key[0] not in wrong
+    ]
     addresses = [(key, text) for key, text in _addresses(daemon) if not wrong & {key, "keys_dir"}]
     if addresses:
         from batchd.runtime.keys import missing_keys, open_keys  # noqa: PLC0415  as below
@@ -186,6 +195,19 @@ def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Proble
     return problems
 
 
+def _unknown_keys(daemon: DaemonConfig) -> Iterable[tuple[KeyPath, str]]:
+    """Names of keys that there are not (yet, or any more: that is no reason to refuse a reload)."""
+    if not any(name.startswith("key:") for _key, name in named_in(daemon)):
+        return ()
+    from batchd.runtime.keys import open_keys  # noqa: PLC0415  most configurations need no TCP
+
+    try:
+        keys = {key.name for key in open_keys(daemon.keys_dir).trainers.accepted()}
+    except BatchdError as error:
+        return [(("keys_dir",), str(error))]
+    return unknown_names(daemon, keys)
+
+
 def _addresses(daemon: DaemonConfig) -> list[tuple[str, str]]:
     """The addresses for other hosts: the key of each, and its value."""
     both = ("tcp", daemon.tcp), ("worker_address", daemon.worker_address)
@@ -195,7 +217,8 @@ def _addresses(daemon: DaemonConfig) -> list[tuple[str, str]]:
 class Preview(NamedTuple):
     """Findings of ``preview``. ``unseen``: parts that were not checked, each with its stream.
 
-    ``notes``: what sources and steps leave out, and take for granted, each with its stream.
+    ``notes``: what sources and steps leave out, and take for granted, each with its stream; and
+    keys that there are not.
     """
 
     problems: list[Problem]
@@ -230,6 +253,7 @@ def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Pre
     notes = [(name, text) for name, trial in trials.items() for text in trial.notes]
     notes += differing_classes({name: trial.whole.class_names for name, trial in trials.items() if trial.whole})
     notes += [(name, text) for name, stream in config.streams.items() for text in _kept_boxes(stream.pipeline)]
+    notes += [(path_text(("daemon", *key)), text) for key, text in _unknown_keys(config.daemon)]
     return Preview(problems, memory_problem(config, short), unseen, notes)
 
 

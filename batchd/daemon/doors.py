@@ -175,7 +175,7 @@ class Door(ABC):
     def __init__(self, daemon: DaemonSide, limits: SessionLimits) -> None:
         self._daemon = daemon
         self._limits = limits
-        self._tenancy = Tenancy({})
+        self._tenancy = Tenancy({}, {})
         self._once_per_minute = OncePerMinute()
 
     @property

@@ -4,22 +4,27 @@
     TCP     CURVE key, else its host   -> key or host  --+--> owner, tenant
 
 Nothing that a trainer says of itself counts. Names of users and groups in the configuration are
-looked up once, when it is read.
+looked up when it is read, before the loop or in another process: a directory may take seconds.
 """
 
 import grp
 import pwd
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from batchd.config.tree import DaemonConfig, TenantShare
 from batchd.core.tenants import EVERYBODY, Weights
+from batchd.errors import KeyPath
 from batchd_wire.record import frozen
 from batchd_wire.runtime import unmapped_id
 from batchd_wire.wording import counted
 
 PASSWD = Path("/etc/passwd")
+Numbers: TypeAlias = Mapping[str, int]
+"""Of users and groups, by "user:NAME" and "group:NAME"; those that this machine knows."""
 
 
 @frozen
@@ -58,22 +63,20 @@ class Identity:
         """User and groups whose rights decide what is read; none: those of the daemon do."""
         return [] if self.user is None or self.is_operator else [self.user, self.groups[0], *self.groups]
 
-    def is_one_of(self, names: Iterable[str]) -> bool:
+    def is_one_of(self, names: Iterable[str], numbers: Numbers) -> bool:
         """True if one of "user:NAME", "group:NAME" and "key:NAME" is this one."""
-        return any(self._is(*name.split(":", 1)) for name in names)
-
-    def _is(self, kind: str, name: str) -> bool:
-        if kind == "key":
-            return self.key == name
-        if kind == "user":
-            return self.user is not None and self.user == user_number(name)
-        return group_number(name) in self.groups
+        own = {f"key:{self.key}"} if self.key else set()
+        return any(
+            name in own
+            or (name in numbers and numbers[name] in ((self.user,) if name.startswith("user:") else self.groups))
+            for name in names
+        )
 
 
 class Tenancy:
     """Finds the tenant of a trainer: of the first share that names its key, its user or a group."""
 
-    def __init__(self, shares: Mapping[str, TenantShare]) -> None:
+    def __init__(self, shares: Mapping[str, TenantShare], numbers: Numbers) -> None:
         self._keys: dict[str, str] = {}
         self._users: dict[int, str] = {}
         self._groups: dict[int, str] = {}
@@ -81,10 +84,10 @@ class Tenancy:
         for name, share in shares.items():
             for key in share.keys:
                 self._keys.setdefault(key, name)
-            for user in _known(share.users, user_number):
-                self._users.setdefault(user, name)
-            for group in _known(share.groups, group_number):
-                self._groups.setdefault(group, name)
+            for users, found in (("user", self._users), ("group", self._groups)):
+                for one in share.users if users == "user" else share.groups:
+                    if f"{users}:{one}" in numbers:
+                        found.setdefault(numbers[f"{users}:{one}"], name)
 
     def tenant(self, identity: Identity) -> str:
         """The name of the tenant."""
@@ -107,33 +110,45 @@ def weights_of(daemon: DaemonConfig) -> Weights:
     return tuple((name, share.weight) for name, share in daemon.shares.items())
 
 
-def unknown_names(shares: Mapping[str, TenantShare]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The users and groups that this machine does not have: (key path below shares, sentence)."""
-    for name, share in shares.items():
-        for kind, names, number in (("users", share.users, user_number), ("groups", share.groups, group_number)):
-            for one in names:
-                if number(one) is None:
-                    yield (name, kind), f"this machine has no {kind[:-1]} {one!r}"
+def look_up(names: Iterable[str]) -> dict[str, int]:
+    """The numbers of users and groups, which may be numbers already. May wait for a directory."""
+    found = {}
+    for name in names:
+        kind, _colon, text = name.partition(":")
+        with suppress(KeyError):
+            if kind != "key":
+                number = int(text) if text.isdecimal() else None
+                known = pwd.getpwnam(text).pw_uid if kind == "user" and number is None else number
+                found[name] = grp.getgrnam(text).gr_gid if known is None else known
+    return found
 
 
-def user_number(name: str) -> int | None:
-    """The number of a user, by name or as digits; None if there is none of the name."""
-    try:
-        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return None
+def named_in(daemon: DaemonConfig) -> Iterator[tuple[KeyPath, str]]:
+    """All users, groups and keys that [daemon] names, each with its kind, and where."""
+    for number, name in enumerate(daemon.define.who if daemon.define is not None else ()):
+        yield ("define", "who", number), name
+    for share, table in daemon.shares.items():
+        for key in ("users", "groups", "keys"):
+            for number, name in enumerate(getattr(table, key)):
+                yield ("shares", share, key, number), f"{key[:-1]}:{name}"
 
 
-def group_number(name: str) -> int | None:
-    """The number of a group, by name or as digits; None if there is none of the name."""
-    try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
-    except KeyError:
-        return None
+def unknown_names(daemon: DaemonConfig, keys: Collection[str] | None) -> Iterator[tuple[KeyPath, str]]:
+    """The users, groups and keys that there are not, where they are named: (key path, sentence).
 
-
-def _known(names: tuple[str, ...], number: Callable[[str], int | None]) -> Iterator[int]:
-    return (found for name in names if (found := number(name)) is not None)
+    ``keys``: the names of all keys of trainers; None if they are unknown.
+    """
+    named = list(named_in(daemon))
+    numbers = look_up(name for _key, name in named)
+    for path, name in named:
+        kind, _colon, text = name.partition(":")
+        if kind != "key" and name not in numbers:
+            yield path, f"this machine has no {kind} {text!r}"
+        elif kind == "key" and keys is not None and text not in keys:
+            yield (
+                path,
+                f"there is no key {text!r} of a trainer: `batchd keys new {text}` makes it, `batchd keys list` shows all",
+            )
 
 
 def _user_name(number: int) -> str:

@@ -38,7 +38,7 @@ from batchd.core.state import DaemonState
 from batchd.daemon.bad_lists import BadLists
 from batchd.daemon.derive.requests import Deriver
 from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
-from batchd.daemon.identity import Tenancy, weights_of
+from batchd.daemon.identity import Tenancy, look_up, named_in, weights_of
 from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.local.sessions import LocalDoor
 from batchd.daemon.loop import Loop
@@ -183,8 +183,13 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         stack.callback(local.close)
         doors = Doors([local, *_tcp_doors(daemon, side, limits, names, stack)])
         local.bind(names.lifeline_path, names.zmq_path)
+        named = [name for _key, name in named_in(daemon)]
+        numbers = look_up(named)
+        for name in named:
+            if name not in numbers and not name.startswith("key:"):
+                _log.warning("unknown user or group", name=name, advice="once there is one, `batchd reload`")
         for door in doors:
-            door.limit(limits, Tenancy(daemon.shares))
+            door.limit(limits, Tenancy(daemon.shares, numbers))
         for pool in remote:
             stack.callback(pool.close)
             pool.start()
@@ -200,6 +205,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             workers_wanted=daemon.worker_count(),
             last_number=len(streams),
             imported=code_in(streams.values()),
+            numbers=numbers,
         )
         reloader = Reloader(poller, applier, None if is_embedded else options.origin, doors.send, service)
         stack.callback(reloader.close)

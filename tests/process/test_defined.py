@@ -203,6 +203,7 @@ def test_who_is_not_named_defines_nothing(users):
     """The sentence says what the operator has to write."""
     start, data = users
     daemon = start(define={"who": [f"user:{BEN}", "group:no-such-group", "key:team"]})
+    assert "unknown user or group" in daemon.log
     table = folder_stream(data / "open")
     with connect_as(ANNA, daemon) as anna, connect_as(BEN, daemon) as ben:
         with pytest.raises(DefinitionRefused, match=rf"user:{ANNA} may not define .* who in \[daemon.define\]"):
@@ -417,20 +418,24 @@ def test_a_scan_that_hangs_keeps_no_other_definition_waiting(serving, photos):
     refused = []
 
     def define_slowly():
-        with batchd_client.connect(daemon.address) as connection, pytest.raises(DefinitionRefused) as caught:
+        connection = batchd_client.connect(daemon.address, reconnect_timeout_s=1)
+        with connection, pytest.raises(DefinitionRefused) as caught:
             connection.define("slow", folder_stream(photos))
         refused.append(str(caught.value))
 
-    thread = Thread(target=define_slowly)
+    def forks():
+        return [
+            fork for one in children_called(daemon.pid, b"batchd.daemon.derive.process") for fork in children_of(one)
+        ]
+
+    thread = Thread(target=define_slowly, daemon=True)
     thread.start()
-    name = b"batchd.daemon.derive.process"
-    (process,) = wait_until(lambda: list(children_called(daemon.pid, name)), "the process that works out tables")
-    wait_until(lambda: [is_stopped(fork) for fork in children_of(process)] == [True], "its fork hangs")
+    wait_until(lambda: [is_stopped(fork) for fork in forks()] == [True], "its fork hangs")
     with batchd_client.connect(daemon.address) as connection:
         assert len(see(connection.define("quick", folder_stream(photos)), 1)) == 1
         assert len(see(connection.stream("photos"), 1)) == 1
-    (fork,) = children_of(process)
-    os.kill(fork, signal.SIGKILL)
+    wait_until(lambda: len(forks()) == 1, "the other one has ended")
+    os.kill(*forks(), signal.SIGKILL)
     thread.join()
     assert "signal 9 (SIGKILL)" in refused[0]
     assert served(daemon) >= {"photos"}
@@ -480,6 +485,64 @@ def test_a_stream_of_the_file_takes_the_name_of_a_defined_one(serving, photos):
             assert [see(stream, 1) for _epoch in range(9)]
         assert len(see(other, 3)) == 3
         assert len(see(connection.stream("trial"), 1)) == 1
+
+
+def changed(daemon, define):
+    """Reload with another [daemon.define], or without it; the outcome."""
+    lines = [line for line in daemon.config.read_text().splitlines() if not line.startswith("define = ")]
+    (table,) = write_settings(daemon.config.with_suffix(".part"), {}, {"define": define}).read_text().splitlines()[1:]
+    daemon.config.write_text("\n".join([lines[0], *([table] if define else []), *lines[1:]]))
+    return daemon.reload()
+
+
+def test_a_reload_changes_what_may_be_defined_and_ends_what_may_not(serving, photos, tmp_path):
+    """Trainers below a root that is gone ask again, and are told so; others notice nothing."""
+    second, third = (tmp_path / name for name in ("second", "third"))
+    for folder in (second, third):
+        write_photos(folder, {"cat": 8}, height=40, width=40)
+    daemon = serving(define={"roots": [str(photos), str(second)]})
+    rules = {"who": [f"group:{os.getegid()}"], "roots": [str(photos), str(third)]}
+    with batchd_client.connect(daemon.address) as connection:
+        stays, goes = (
+            connection.define(name, folder_stream(folder), epochs=99)
+            for name, folder in {"stays": photos, "goes": second}.items()
+        )
+        assert see(stays, 1) != see(goes, 1)
+        with pytest.raises(DefinitionRefused, match="is not below the roots"):
+            connection.define("third", folder_stream(third))
+        assert "define changed" in changed(daemon, rules)
+        with pytest.raises(DefinitionRefused, match=f"{second} is not below the roots"):
+            assert [see(goes, 1) for _batch in range(99)]
+        assert len(see(stays, 3)) == 3
+        assert len(see(connection.define("third", folder_stream(third)), 1)) == 1
+        assert served(daemon) == {"photos", "stays", "third"}
+        changed(daemon, {**rules, "what": "derived"})
+        with pytest.raises(DefinitionRefused, match="serves the streams of its file alone"):
+            assert [see(stays, 1) for _batch in range(99)]
+        changed(daemon, None)
+        assert served(daemon) == {"photos"}
+        changed(daemon, rules)
+        assert len(see(connection.define("again", folder_stream(third)), 1)) == 1
+
+
+@as_root
+def test_who_may_not_define_any_more_loses_what_is_defined(users):
+    """By a reload: what is kept for trainers that are not there goes with it."""
+    start, data = users
+    daemon = start()
+    table = folder_stream(data / "open")
+    with connect_as(ANNA, daemon) as anna, connect_as(BEN, daemon) as ben:
+        hers, his = (one.define(name, table, epochs=99) for name, one in {"hers": anna, "his": ben}.items())
+        anna.define("kept", table, keep=True).close()
+        assert see(hers, 1) == see(his, 1)
+        changed(daemon, {"who": [f"user:{BEN}", "key:team"], "roots": [str(data)]})
+        with pytest.raises(DefinitionRefused, match=rf"user:{ANNA} may not define"):
+            assert [see(hers, 1) for _batch in range(99)]
+        assert len(see(his, 1)) == 1
+        assert served(daemon) == {"photos", "his"}
+        with pytest.raises(AssertionError, match="this machine has no user 'no-such-user'"):
+            changed(daemon, {"who": ["user:no-such-user"], "roots": [str(data)]})
+        assert len(see(his, 1)) == 1
 
 
 def test_functions_of_the_operators_modules_run_where_code_is_allowed(serving, photos, code, write):

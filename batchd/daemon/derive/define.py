@@ -20,7 +20,7 @@ from batchd.config.load import LoadedConfig, parse_config
 from batchd.config.schema import change_paths, problem_at, toml_key, toml_value
 from batchd.config.tree import MEMORY_BYTES_MIN, Config, DaemonConfig, DefineConfig, Mark, StreamConfig, keys_marked
 from batchd.daemon.derive.messages import DefineRequest
-from batchd.daemon.identity import Identity
+from batchd.daemon.identity import Identity, look_up
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.options import StepOptions, with_inner
 from batchd.data.samples.location import looks_like_url
@@ -60,7 +60,9 @@ LINE_CHARACTERS_MAX = 160
 
 def may_define(define: DefineConfig | None, who: Identity) -> bool:
     """True if who asks is one of ``who``. Looks users and groups up, which may take time."""
-    return define is not None and who.is_proved and (who.is_operator or who.is_one_of(define.who))
+    if define is None or not who.is_proved:
+        return False
+    return who.is_operator or who.is_one_of(define.who, look_up(define.who))
 
 
 def define(asked: DefineRequest, scans: IndexCache) -> tuple[ServedStream, list[str]]:

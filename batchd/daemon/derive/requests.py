@@ -11,7 +11,8 @@ stream of the file, those derived from it go the same way; their trainers ask ag
 
 A stream that is defined has a name of its own, and is read by its owner: the user or key that has
 defined it, whoever of them asks. It ends so long after its last trainer as was asked for, or with
-the key of its owner.
+the key of its owner; and if a reload takes away what it was allowed by, so that its trainers ask
+again, and are told why not.
 
 One process has up to ``AT_ONCE_MAX`` requests worked out beside one another, those of the tenants
 and owners first that have the fewest in hand; an owner has half of them at most. It is started
@@ -36,6 +37,7 @@ from time import monotonic
 
 import structlog
 
+from batchd.config.tree import DefineConfig
 from batchd.core.admission import Refusal, unknown_stream
 from batchd.core.events import RingsSized, SubscriptionAsked
 from batchd.core.tenants import Demand, divide_by_tenant, part_of
@@ -50,7 +52,7 @@ from batchd.daemon.derive.messages import (
     StreamDerived,
 )
 from batchd.daemon.doors import Doors
-from batchd.daemon.identity import Identity, weights_of
+from batchd.daemon.identity import Identity, Numbers, weights_of
 from batchd.daemon.reload.apply import ReloadApplier, stream_from
 from batchd.runtime import failpoints
 from batchd.runtime.children import Child, start_linked
@@ -158,6 +160,9 @@ class Deriver:
         """By name."""
         self._sizes: dict[int, int] = {}
         """Slots that rings of defined streams may have, by number."""
+        self._rules = self._rules_now
+        """Those by which they are served."""
+        applier.applied = self._end_forbidden
         self._waiting: list[_Request] = []
         """In the order in which they came."""
         self._numbers = count(1)
@@ -361,7 +366,7 @@ class Deriver:
     def _own_in_the_way(self, owner: Identity, need_bytes: int) -> list[_Serving] | Refusal:
         """As ``_in_the_way``, of those that the same user or key has defined."""
         daemon = self._applier.daemon
-        assert daemon.define is not None, "a reload does not change it"
+        assert daemon.define is not None, "else it was refused"
         rings = {number: one.ring_bytes for number, one in self._applier.streams.items()}
         own = [one for one in self._defined.values() if one.owner.is_same(owner)]
         idle = sorted((one for one in own if one.keep_s is not None and self._is_idle(one)), key=lambda one: one.read_s)
@@ -472,6 +477,27 @@ class Deriver:
         """True if nobody reads it; one that was just added is about to be read."""
         known = self._applier.state.streams.get(stream.number)
         return known is not None and not known.delivery.subscriptions
+
+    @property
+    def _rules_now(self) -> tuple[DefineConfig | None, Numbers]:
+        return self._applier.daemon.define, self._applier.numbers
+
+    def _end_forbidden(self) -> None:
+        """End streams that a reload does not allow any more."""
+        self._forget_ended()
+        before, self._rules = self._rules, self._rules_now
+        if self._rules != before:
+            for stream in list(self._defined.values()):
+                if not self._is_allowed(stream, *self._rules):
+                    self._end(stream, asks_again=True)
+
+    def _is_allowed(self, stream: _Defined, rules: DefineConfig | None, numbers: Numbers) -> bool:
+        """True if its owner may have what it is."""
+        if rules is None or rules.what != "streams" or not {*stream.roots} <= {*rules.roots}:
+            return False
+        runs_code = bool(self._applier.streams[stream.number].message.recipe.modules)
+        owner = stream.owner
+        return (rules.code or not runs_code) and (owner.is_operator or owner.is_one_of(rules.who, numbers))
 
     def _forget_ended(self) -> None:
         """Forget streams that a reload has ended."""
@@ -703,9 +729,9 @@ class Deriver:
     def _has_content(self, number: int, stream: ServedStream) -> bool:
         return self._applier.streams[number].facts.signature == stream.facts.signature
 
-    def _end(self, stream: _Serving) -> None:
+    def _end(self, stream: _Serving, *, asks_again: bool = False) -> None:
         """Serve it no more."""
-        self._applier.remove(stream.number)
+        self._applier.remove(stream.number, asks_again=asks_again)
         self._forget_ended()
         if isinstance(stream, _Defined):
             self._say("defined stream ended", 0, stream=stream.name, owner=stream.owner.owner)

@@ -19,7 +19,7 @@ from batchd.config.tree import DaemonConfig
 from batchd.core.events import Event, Reconfigured
 from batchd.core.state import DaemonState
 from batchd.daemon.doors import Doors
-from batchd.daemon.identity import Tenancy, weights_of
+from batchd.daemon.identity import Numbers, Tenancy, weights_of
 from batchd.daemon.reload.messages import ReloadDocument, ReloadRequest
 from batchd.daemon.workers import AllWorkers
 from batchd.data.storage.index import SourceIndex
@@ -88,7 +88,7 @@ class ReloadApplier:
     """Everything of the daemon that a reload changes.
 
     ``daemon``: the one in force. ``last_number``: the highest that any stream has had.
-    ``imported``: versions of modules that workers may have imported.
+    ``imported``: versions of modules that workers may have imported. ``numbers``: see ``identity``.
     """
 
     state: DaemonState
@@ -101,9 +101,12 @@ class ReloadApplier:
     workers_wanted: int
     last_number: int
     imported: Code
+    numbers: Numbers
     derived: dict[int, int] = field(default_factory=dict)
     """Numbers of derived streams in service, and of those that they are derived from; 0 of those
     that are defined."""
+    applied: Callable[[], None] = lambda: None
+    """Called when a document is in force."""
     _numbers: dict[str, int] = field(init=False)
     """Streams after the last reload; the core may not have handled it when the next one begins."""
 
@@ -197,11 +200,14 @@ class ReloadApplier:
         code = code_in(made)
         renews_workers = any(self.imported.get(name, one) != one for name, one in code.items())
         self.imported.update(code)
-        needed = [stream.message.recipe.needed for stream in [*self.streams.values(), *made]]
+        self.workers.local.roots = document.roots
+        of_file = [one for number, one in self.streams.items() if self.derived.get(number) != 0]
+        needed = [stream.message.recipe.needed for stream in [*of_file, *made]]
         renews_workers = self.workers.local.enclose_for(needed) or renews_workers
         self.last_number += len(made)
         self.streams.update({stream.number: stream for stream in made})
         self.workers_wanted, self.daemon = document.workers, self._daemon_after(document)
+        self.numbers = document.numbers
         names = {stream.name for stream in made}
         for stream in made:  # the same rows: their digests go on
             same = self.streams.get(before.get(stream.name, -1))
@@ -221,6 +227,7 @@ class ReloadApplier:
         self._numbers = kept | {stream.name: stream.number for stream in made}
         self._limit(document, sum(self.state.streams[number].delivery.ring.made for number in kept.values()))
         self._reconfigure(made, removed, replaced, renews_workers=renews_workers)
+        self.applied()
 
     def add(self, derived: ServedStream, name: str, base: int, settings: str, owner: str = "") -> int:
         """Serve a stream derived from ``base``, or defined; its number. Raises ``OSError``."""
@@ -235,10 +242,10 @@ class ReloadApplier:
         self._reconfigure([stream], [], [])
         return stream.number
 
-    def remove(self, number: int) -> None:
-        """Serve a derived stream no more."""
+    def remove(self, number: int, *, asks_again: bool = False) -> None:
+        """Serve a derived stream no more. ``asks_again``: its trainers may get it once more."""
         del self.derived[number]
-        self._reconfigure([], [number], [])
+        self._reconfigure([], [] if asks_again else [number], [number] if asks_again else [])
 
     def _reconfigure(
         self, added: list[ServedStream], removed: list[int], replaced: list[int], *, renews_workers: bool = False
@@ -279,7 +286,7 @@ class ReloadApplier:
                 stream.message = replace(stream.message, storage=limits)
             for kind in self.workers:
                 kind.use_storage(limits)
-        tenancy = Tenancy(self.daemon.shares)
+        tenancy = Tenancy(self.daemon.shares, self.numbers)
         for door in self.doors:
             door.limit(SessionLimits(self.daemon.sessions_max, self.daemon.sessions_per_peer), tenancy)
         sends_bytes = self.daemon.tcp is not None

@@ -12,6 +12,7 @@ from dataclasses import field
 from batchd.data.storage.values import USUAL_LIMITS, StorageLimits
 from batchd.errors import ExitCode
 from batchd.runtime.child_log import ChildLogged
+from batchd.runtime.sandbox import NOTHING, Access
 from batchd_wire.codec import Message, Vocabulary, message
 from batchd_wire.record import frozen
 
@@ -46,6 +47,8 @@ class ReloadDocument:
 
     ``daemon``: the keys of [daemon] that take effect; those in ``restart`` have changed, too.
     ``reserved``: slots of all rings that may be made. ``same``: streams that continue.
+    ``numbers``: of the users and groups that it names. ``roots``: what workers may read for streams
+    that trainers define.
     ``streams``: the others, each as ``StreamFacts.to_wire`` gives it.
     """
 
@@ -55,6 +58,8 @@ class ReloadDocument:
     workers: int = 0
     storage: StorageLimits = USUAL_LIMITS
     restart: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+    roots: Access = NOTHING
     reserved: int = 0
     same: list[str] = field(default_factory=list)
     streams: dict[str, object] = field(default_factory=dict)

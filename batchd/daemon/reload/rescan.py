@@ -29,6 +29,7 @@ from batchd.config.load import read_config
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
 from batchd.daemon.config_checks import check_reading
+from batchd.daemon.identity import look_up, named_in
 from batchd.daemon.reload.messages import (
     SILENCE_MAX_S,
     ConfigRead,
@@ -49,6 +50,7 @@ from batchd.runtime.child_log import log_over
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.plain import from_plain, to_plain
 from batchd.runtime.sizes import round_bytes
+from batchd.stream.access import access_of_roots
 from batchd.stream.rings import RingSize, plan_descriptors
 from batchd.stream.served import ServedStream, open_stream
 from batchd_wire.channel import ChannelClosed, send_message
@@ -142,9 +144,10 @@ def _do(plain: dict[str, object], channel: socket.socket) -> ReloadDocument:
     }
     caches_bytes = sum(spec.budget_bytes - request.cached_bytes.get(key, 0) for key, spec in caches.items())
     kept_bytes = sum(rings[name].ring_bytes for name in same)
-    limit_bytes = config.daemon.memory - now.derived_bytes
+    after = now.model_copy(update={key: getattr(config.daemon, key) for key in ("memory", "define")})
+    limit_bytes = after.rings_bytes
     if limit_bytes < kept_bytes:
-        restart.append("memory")
+        restart += [key for key in ("memory", "define") if getattr(after, key) != getattr(now, key)]
         limit_bytes = now.rings_bytes
     others = [name for name in rings if name not in same]
     problem = _memory_problem(rings, kept_bytes, others, limit_bytes, made_bytes - caches_bytes)
@@ -152,6 +155,8 @@ def _do(plain: dict[str, object], channel: socket.socket) -> ReloadDocument:
         raise MemoryTooSmall(
             reading.located([problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, problem)]), str(file)
         )
+    define = {"define": now.define} if "define" in restart else {}
+    named = config.daemon.model_copy(update=define)
     plan = plan_descriptors(config, rings)
     refusal = plan.refusal(len(rings))
     if refusal is not None:
@@ -167,6 +172,8 @@ def _do(plain: dict[str, object], channel: socket.socket) -> ReloadDocument:
         workers=config.daemon.worker_count(),
         storage=config.daemon.storage_limits(),
         restart=restart,
+        numbers=look_up(name for _key, name in named_in(named)),
+        roots=access_of_roots(named),
         reserved=plan.reserved,
         same=same,
         streams={name: stream.facts.to_wire() for name, stream in streams.items() if name not in same},

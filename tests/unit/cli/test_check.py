@@ -908,4 +908,4 @@ def test_notes_on_sources_are_shown(check: Checker) -> None:
     )
     with pytest.raises(SystemExit):
         main(["check", str(check.folder / "batchd.toml")])
-    assert "Notes on sources and steps:\n  t  records with line ends inside a cell: " in check.capsys.readouterr().out
+    assert "Notes:\n  t  records with line ends inside a cell: " in check.capsys.readouterr().out

@@ -53,6 +53,7 @@ class Deriving:
             streams={1: base},
             derived={2: 1},
             daemon=DaemonConfig(derive=True),
+            numbers={},
             enqueue=self.events.append,
         )
         monkeypatch.setattr(derive, "monotonic", lambda: self.now_s)

@@ -6,18 +6,22 @@ import pwd
 
 import pytest
 
-from batchd.config.tree import DaemonConfig, TenantShare
+from batchd.config.tree import DaemonConfig, DefineConfig, TenantShare
 from batchd.daemon import identity
-from batchd.daemon.identity import Identity, Tenancy, unknown_names, weights_of
+from batchd.daemon.identity import Identity, Tenancy, look_up, named_in, unknown_names, weights_of
 
 SELF = pwd.getpwuid(os.geteuid()).pw_name
 GROUP = grp.getgrgid(os.getegid()).gr_name
 NO_USER = 1 << 30
 
 
+def tenancy_of(shares: dict[str, TenantShare]) -> Tenancy:
+    return Tenancy(shares, look_up(name for _key, name in named_in(DaemonConfig(shares=shares))))
+
+
 @pytest.fixture
 def tenancy() -> Tenancy:
-    return Tenancy(
+    return tenancy_of(
         {
             "keys": TenantShare(keys=("team-a",)),
             "person": TenantShare(users=(SELF, "4711")),
@@ -75,10 +79,17 @@ def test_users_and_groups_that_this_machine_lacks_are_named():
     """Numbers are taken as they are."""
     shares = {
         "a": TenantShare(users=("nobody-of-that-name", "4711")),
-        "b": TenantShare(groups=(GROUP, "no-such-group")),
+        "b": TenantShare(groups=(GROUP, "no-such-group"), keys=("team", "other")),
     }
-    assert list(unknown_names(shares)) == [
-        (("a", "users"), "this machine has no user 'nobody-of-that-name'"),
-        (("b", "groups"), "this machine has no group 'no-such-group'"),
+    who = ("group:no-such-group", f"group:{GROUP}", "user:no-such-user", "key:third")
+    daemon = DaemonConfig(shares=shares, define=DefineConfig(who=who, roots=("/data",)))
+    names = [
+        (("define", "who", 0), "this machine has no group 'no-such-group'"),
+        (("define", "who", 2), "this machine has no user 'no-such-user'"),
+        (("shares", "a", "users", 0), "this machine has no user 'nobody-of-that-name'"),
+        (("shares", "b", "groups", 1), "this machine has no group 'no-such-group'"),
     ]
-    assert Tenancy(shares).tenant(Identity(4711)) == "a"
+    assert list(unknown_names(daemon, None)) == names
+    keys = [path for path, text in unknown_names(daemon, ["team"]) if "there is no key" in text]
+    assert keys == [("define", "who", 3), ("shares", "b", "keys", 1)]
+    assert tenancy_of(shares).tenant(Identity(4711)) == "a"
