@@ -8,6 +8,9 @@
     values      log-mel values that depend on the processor's instructions, of 10**6; how far they
                 are from float64 by numpy, and from torchaudio
     filters     of sound at another rate: what passes, and what aliases
+    uses        bytes and CPU of a clip of a video of ten minutes: as when its packets are read
+                through, at its first use, and when its frames are known; of a segment of MP3
+                without a table and of AAC (ADTS) of one hour, at its first use and later
     memory      memory of a worker without its slots: clips in order, which keeps no frames for
                 others; clips shuffled; segments of a FLAC of ten hours beside those of six minutes;
                 a header that announces 10**9 samples
@@ -20,10 +23,12 @@ peers/environments.py. Sound and videos are made with ffmpeg's encoders.
 
 import itertools
 import json
+import os
 import statistics
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import environments
@@ -37,6 +42,8 @@ from sides import Side
 from tables import Measurement
 
 import batchd_client
+from batchd.data.media import SAMPLE_BYTES_MAX
+from batchd.data.media.frames import VideoFrames, open_frames
 from batchd.data.media.opened import SHARED_BYTES_MAX
 from batchd.data.pipeline import _sound
 from batchd.data.pipeline.execute import Pipeline
@@ -45,6 +52,8 @@ from batchd.data.pipeline.sound import resample
 from batchd.data.pipeline.sound.options import LogMel
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.image_header import PIXELS_MAX
+from batchd.data.samples.values import MediaFile
 
 PEERS, SCRIPT, LOG = "media", "media_side.py", environments.BUILD / "logs" / "media.log"
 VIDEOS, FRAMES, KEY_FRAME, VIDEO_SIZE = 4, 1500, 250, "320x240"
@@ -58,6 +67,13 @@ VALUES = 1_000_000
 PASSED_DB, EDGE = 0.1, 2000
 ALIASES = (1.001, 1.01, 1.03, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.3, 2.6)
 """Of half of the rate afterwards."""
+USE_SHARES_MAX = {
+    ("clip.mp4", "whole"): 1.1,
+    ("clip.mp4", "first"): 0.05,
+    ("clip.mp4", "later"): 0.03,
+    **{(f"segment.{kind}", way): most for kind in ("mp3", "aac") for way, most in (("first", 1.1), ("later", 0.02))},
+}
+"""Of the bytes of a file."""
 MEMORY_BATCHES, MEMORY_TARGET_MIB, FLAT_MIB = 96, 60.0, 2.0
 MIB = 1 << 20
 DAEMON = """
@@ -78,6 +94,7 @@ def run(bench: Bench) -> None:
     _write_videos(data / "clips")
     _kernels(bench, data)
     _filters(bench)
+    _uses(bench, data)
     _memory(bench, data)
     LOG.parent.mkdir(parents=True, exist_ok=True)
     for peers, parts in {PEERS: (_clips, _sound_beside_peers, _torchaudio_values), ROBOTS: (_lerobot,)}.items():
@@ -303,6 +320,72 @@ def _torchaudio_values(bench: Bench, data: Path) -> None:
     far = 1e6 * float((differences > 5e-4).mean())
     print(f"log-mel, torchaudio from ours: {differences.max():.1e}; {far:.0f} of 10**6 values by more than 5e-4")
     bench.report(Figure("media-log-mel-from-torchaudio", float(np.quantile(differences, 0.999)), "<=", 5e-4, 6))
+
+
+# --- one clip or segment of a long file -----------------------------------------------------------
+
+
+class _Facts(dict[bytes, bytes]):
+    """See ``kept_files.FileFacts``."""
+
+    def find(self, key: bytes) -> memoryview | None:
+        """The record of a key."""
+        return memoryview(self[key]) if key in self else None
+
+    keep = dict.__setitem__
+
+
+def _uses(bench: Bench, data: Path) -> None:
+    """Megabytes that are read, as a server would send them, and milliseconds of CPU."""
+    folder = data / "uses"
+    folder.mkdir()
+    coder = ["-c:v", "libx264", "-preset", "ultrafast", "-bf", "3", "-g", str(KEY_FRAME), "-b:v", "1200k"]
+    _ffmpeg("-f", "lavfi", "-i", "testsrc2=size=640x360:rate=30:duration=600", *coder, folder / "clip.mp4")
+    hour = data / str(media_side.RATE) / "hour.flac"
+    _ffmpeg("-i", hour, "-b:a", "64k", "-write_xing", "0", "-id3v2_version", "0", folder / "segment.mp3")
+    _ffmpeg("-i", hour, "-b:a", "64k", "-f", "adts", folder / "segment.aac")
+    for (name, way), most in USE_SHARES_MAX.items():
+        size, megabytes, ms = _of_one_use(folder / name, way, bench.rounds)
+        print(f"{name} of {size:.0f} MB, {way}: {megabytes:.2f} MB, {spread(ms, 0)} ms of CPU")
+        bench.report(Figure(f"media-use-{name}-{way}-share", megabytes / size, "<=", most, 4))
+
+
+def _of_one_use(path: Path, way: str, rounds: int) -> tuple[float, float, list[float]]:
+    """Megabytes of the file, and what it takes in the last round; milliseconds of each."""
+    use, read, ms = _use_clip if path.suffix == ".mp4" else _use_segment, list[int](), list[float]()
+    with path.open("rb") as opened:
+
+        def read_some(start: int, count: int) -> bytes:
+            data = os.pread(opened.fileno(), count, start)
+            read.append(len(data))
+            return data
+
+        file = MediaFile(path.stat().st_size, read_some, str(path))
+        for _round in range(rounds):
+            facts = None if way == "whole" else _Facts()
+            if way == "later":
+                use(file, facts)
+            read.clear()
+            begun = time.process_time()
+            use(file, facts)
+            ms.append(1e3 * (time.process_time() - begun))
+    return file.size / 1e6, sum(read) / 1e6, ms
+
+
+def _use_clip(file: MediaFile, facts: _Facts | None) -> None:
+    """Frames of the sixth minute; without ``facts``, all packets are read."""
+    limits = PIXELS_MAX, SAMPLE_BYTES_MAX
+    with closing(
+        VideoFrames(file, None, *limits) if facts is None else open_frames(file, None, *limits, facts)
+    ) as video:
+        for number in range(9630, 9646):
+            video.frame(number)
+
+
+def _use_segment(file: MediaFile, facts: _Facts | None) -> None:
+    """Seconds of the middle."""
+    with open_sound(file, facts=facts) as sound:
+        sound.read(sound.frames // 2, media_side.SECONDS * sound.rate, is_mono=True)
 
 
 # --- memory ---------------------------------------------------------------------------------------
