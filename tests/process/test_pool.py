@@ -428,7 +428,7 @@ def test_worker_hosts_spread_over_the_gateways_and_fill_batches_with_the_same_by
 def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemon, start_host, tmp_path):
     """This covers every source and step that worker hosts may run; live streams stay local.
 
-    Rows of one batch arrive through both gateways.
+    Each stream has proved itself at one worker host at least, and rows come through both gateways.
     """
     data = tmp_path / "data"
     write_data(data)
@@ -438,15 +438,16 @@ def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemo
         start_host(daemon, "--name", name, workers=1)
     wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers are connected")
     assert sorted(link["gateway"] for link in links(daemon)) == [0, 1]
-    wait_serving(daemon, 2, *(streams.keys() - REPEATED))
+    wait_serving(daemon, 1, *(streams.keys() - REPEATED))
 
     found = digests(daemon, list(streams))
 
     known = json.loads(FILE.read_text())
     assert {name for name in found if found[name] != known.get(name)} == set()
-    for link in links(daemon):
-        assert link["refused"] == []
-        assert set(link["streams"]) >= streams.keys() - REPEATED
+    one, other = links(daemon)
+    assert one["refused"] == other["refused"] == []
+    assert {*one["streams"], *other["streams"]} >= streams.keys() - REPEATED
+    assert min(one["samples"], other["samples"]) > 0
 
 
 @pytest.mark.thorough
