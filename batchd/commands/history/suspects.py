@@ -15,8 +15,19 @@ from typing import NamedTuple
 import numpy as np
 
 from batchd.commands.history.batches import Replayed, Replayer
-from batchd.commands.history.blame import DEVIATIONS, Badness, Flags, Found, Numbers, badness_of, stand_out
-from batchd.commands.history.groups import FILE, SAMPLE, Grouping, groupings_of
+from batchd.commands.history.blame import (
+    DEVIATIONS,
+    FILE,
+    SAMPLE,
+    Badness,
+    Flags,
+    Found,
+    Grouping,
+    Numbers,
+    badness_of,
+    groupings_of,
+    stand_out,
+)
 from batchd.commands.history.losses import Losses
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from batchd.cli.blame import stacked
-from batchd.commands.history.blame import Outcome, badness_of, hypergeometric_tails, stand_out
-from batchd.commands.history.groups import CLASS, FILE, SAMPLE, Grouping
+from batchd.commands.history.blame import (
+    CLASS,
+    FILE,
+    SAMPLE,
+    Grouping,
+    Outcome,
+    badness_of,
+    hypergeometric_tails,
+    stand_out,
+)
 from batchd.commands.history.losses import HEAD_DTYPE, Losses, from_lines, from_pages
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError
