@@ -12,12 +12,12 @@ from batchd.data.pipeline.augment import options as augment
 from batchd.data.pipeline.augment.policies import (
     AUGMIX,
     AUTO_AUGMENT,
+    POLICIES,
     RAND_AUGMENT,
     SIGNED,
     TRIVIAL_AUGMENT,
     PolicyChanges,
 )
-from batchd.data.pipeline.augment.policy_tables import POLICIES
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.image import options as op
 from batchd.data.pipeline.image.opencv import Scratch
