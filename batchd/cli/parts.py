@@ -19,19 +19,12 @@ from typing import NamedTuple
 
 from batchd.cli.first_config import Facts, look_at
 from batchd.config.tree import Config
+from batchd.data.sources import recognise
 from batchd.data.sources.arrays.options import NpySource, NpzSource
 from batchd.data.sources.csv.options import CsvSource
 from batchd.data.sources.files.options import FolderSource, GlobSource
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.options import SourceOptions
-from batchd.data.sources.recognise import (
-    PARTS,
-    TRAINING_PARTS,
-    FoundSource,
-    recognise,
-    recognise_files,
-    without_blamed,
-)
 from batchd.data.sources.scan import scan_source
 from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.access import Storage
@@ -49,7 +42,7 @@ class DataPart(NamedTuple):
     """A part of a data set, or all of the data, and the facts about it."""
 
     name: str
-    finding: FoundSource
+    finding: recognise.FoundSource
     source: SourceOptions
     class_names: tuple[str, ...]
     """In the order of their numbers; () if there are no classes."""
@@ -75,7 +68,7 @@ class PartSearch:
 
         Why there is no stream of a part is a note of the first.
         """
-        training = self._part("", place, recognise(place, self._survey))
+        training = self._part("", place, recognise.recognise(place, self._survey))
         found: list[DataPart] = []
         notes: list[str] = []
         for name in training.finding.recognised.others:
@@ -96,7 +89,7 @@ class PartSearch:
         parts = [training, *(part._replace(source=_as_part(training.source, part.source, classes)) for part in found)]
         return _with_left_out(parts, notes)
 
-    def _part(self, name: str, place: Path, finding: FoundSource) -> DataPart:
+    def _part(self, name: str, place: Path, finding: recognise.FoundSource) -> DataPart:
         """Scan recognised data, without files that cannot be read, and read a few samples."""
         while True:
             source = finding.recognised.source
@@ -105,15 +98,15 @@ class PartSearch:
             try:
                 return self._scanned(name, finding, source)
             except SourceInvalid as error:
-                files, is_other = without_blamed(finding.files, type(source), str(error))
+                files, is_other = recognise.without_blamed(finding.files, type(source), str(error))
                 if not is_other:
                     raise
                 try:
-                    finding = recognise_files(place, files, self._survey, [finding.kind])
+                    finding = recognise.recognise_files(place, files, self._survey, [finding.kind])
                 except SourceInvalid:  # it was the last one of its part
                     raise error from None
 
-    def _scanned(self, name: str, finding: FoundSource, source: SourceOptions) -> DataPart:
+    def _scanned(self, name: str, finding: recognise.FoundSource, source: SourceOptions) -> DataPart:
         index = scan_source(source, self._count, IndexCache(default_cache_dir()), self._storage)
         class_names = tuple(name for name in index.class_names if name)
         return DataPart(name, finding, source, class_names, look_at(source, index, self._storage))
@@ -121,7 +114,7 @@ class PartSearch:
     def _other(self, name: str, place: Path, training: DataPart) -> DataPart:
         """Another part beside the training part. Raises ``SourceInvalid`` or ``ValueError``."""
         files = training.finding.files._replace(part=name)
-        part = self._part(name, place, recognise_files(place, files, self._survey, [training.finding.kind]))
+        part = self._part(name, place, recognise.recognise_files(place, files, self._survey, [training.finding.kind]))
         if training.has_class_folders != part.has_class_folders:
             which = "the training part" if part.has_class_folders else "it"
             remedy = "a source of type list has them from lines of path and label"
@@ -152,9 +145,9 @@ class PartSearch:
 
 def training_stream(source: SourceOptions, config: Config | None) -> str | None:
     """The stream of the training folder beside a folder of another part; None if there is none."""
-    if config is None or not isinstance(source, FolderSource) or source.path.name.lower() not in PARTS:
+    if config is None or not isinstance(source, FolderSource) or source.path.name.lower() not in recognise.PARTS:
         return None
-    wanted = {source.path.with_name(name) for name in TRAINING_PARTS} - {source.path}
+    wanted = {source.path.with_name(name) for name in recognise.TRAINING_PARTS} - {source.path}
     folders = ((name, stream.source) for name, stream in config.streams.items())
     return next((name for name, one in folders if isinstance(one, FolderSource) and one.path in wanted), None)
 

@@ -25,46 +25,19 @@ from typing import TypeAlias
 import structlog
 import zmq
 
+from batchd.core import events
 from batchd.core.actions import AdmitProducer, AdmitSubscription, GrantLease
 from batchd.core.admission import UPGRADE_CLIENT, UPGRADE_DAEMON
-from batchd.core.events import (
-    BatchMismatched,
-    Event,
-    PlaceAsked,
-    PlaceWithdrawn,
-    ProducerAsked,
-    Pulled,
-    SamplePushed,
-    SessionCutOff,
-    SessionEnded,
-    SubscriptionAsked,
-    SubscriptionEnded,
-)
 from batchd.daemon.identity import Identity, Tenancy
 from batchd.runtime import failpoints
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, OncePerMinute, SessionLimits
 from batchd.runtime.numa import NO_NODES, Nodes
 from batchd.runtime.poller import Poller
 from batchd.runtime.slots import MailboxMemory, SlotPool
-from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
+from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION, messages
 from batchd_wire.codec import MESSAGE_BYTES_MAX, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
-from batchd_wire.messages import (
-    AskBad,
-    AskPlace,
-    AskReload,
-    AskRemoval,
-    AskStatus,
-    Mismatched,
-    Produce,
-    Pull,
-    Pushed,
-    Refused,
-    Subscribe,
-    Unsubscribe,
-    WithdrawAsk,
-)
 from batchd_wire.record import frozen, record
 from batchd_wire.reports import ReportedRows
 from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
@@ -111,15 +84,15 @@ class SessionLog:
             streams[action.stream] = peer, stream
             self._write("producer connected", action.session, peer, stream)
 
-    def observe(self, event: Event) -> None:
+    def observe(self, event: events.Event) -> None:
         """Log the trainers and producers that leave by this event."""
-        if isinstance(event, SubscriptionEnded):
+        if isinstance(event, events.SubscriptionEnded):
             entry = self._readers.get(event.session, {}).pop(event.subscription, None)
             if entry is not None:
                 self._write("trainer left", event.session, *entry, reason="it closed the stream")
-        elif isinstance(event, SessionEnded | SessionCutOff):
+        elif isinstance(event, events.SessionEnded | events.SessionCutOff):
             for peer, stream in self._readers.pop(event.session, {}).values():
-                is_disconnected = isinstance(event, SessionCutOff) and not peer.is_remote
+                is_disconnected = isinstance(event, events.SessionCutOff) and not peer.is_remote
                 reason = "it was disconnected" if is_disconnected else "its connection ended"
                 self._write("trainer left", event.session, peer, stream, reason=reason)
             for entry in self._producers.pop(event.session, {}).values():
@@ -135,7 +108,7 @@ class Query:
     """A session's request that the core does not decide: a query, a reload, or a removal."""
 
     session: int
-    message: AskStatus | AskBad | AskReload | AskRemoval
+    message: messages.AskStatus | messages.AskBad | messages.AskReload | messages.AskRemoval
 
 
 @record
@@ -148,9 +121,9 @@ class Reported:
     reports: Sequence[ReportedRows]
 
 
-Queue: TypeAlias = deque[Event | Query | Reported]
+Queue: TypeAlias = deque[events.Event | Query | Reported]
 """Events in order. The daemon makes the queue first and gives its ``append`` to all other parts."""
-Enqueue: TypeAlias = Callable[[Event | Query | Reported], None]
+Enqueue: TypeAlias = Callable[[events.Event | Query | Reported], None]
 
 
 @frozen
@@ -265,14 +238,14 @@ class Door(ABC):
             tenants[session] = tenant
         return limit_reached
 
-    def _event_of(self, session: int, message: Message) -> Event | Query | None:
+    def _event_of(self, session: int, message: Message) -> events.Event | Query | None:
         """The event or query of a message; None if an open session sends no such message."""
         match message:
-            case Pull():
+            case messages.Pull():
                 return self._pulled(session, message)
-            case Subscribe():
+            case messages.Subscribe():
                 identity = self.identity(session)
-                return SubscriptionAsked(
+                return events.SubscriptionAsked(
                     session=session,
                     subscription=next(self._daemon.subscription_numbers),
                     request=message.request,
@@ -297,31 +270,33 @@ class Door(ABC):
                     keep_s=message.keep_s,
                     node=self.node(session),
                 )
-            case Mismatched():
-                return BatchMismatched(session, message.subscription, message.sequence, message.generation)
-            case Unsubscribe():
-                return SubscriptionEnded(session, message.subscription, message.consumed)
-            case AskPlace():
-                return PlaceAsked(session, message.request, message.stream)
-            case Pushed():
-                return SamplePushed(session, message.request, message.stream, message.place)
-            case WithdrawAsk():
-                return PlaceWithdrawn(session, message.stream)
-            case Produce():
-                return ProducerAsked(session, message.request, message.stream)
-            case AskStatus() | AskBad() | AskReload() | AskRemoval():
+            case messages.Mismatched():
+                return events.BatchMismatched(session, message.subscription, message.sequence, message.generation)
+            case messages.Unsubscribe():
+                return events.SubscriptionEnded(session, message.subscription, message.consumed)
+            case messages.AskPlace():
+                return events.PlaceAsked(session, message.request, message.stream)
+            case messages.Pushed():
+                return events.SamplePushed(session, message.request, message.stream, message.place)
+            case messages.WithdrawAsk():
+                return events.PlaceWithdrawn(session, message.stream)
+            case messages.Produce():
+                return events.ProducerAsked(session, message.request, message.stream)
+            case messages.AskStatus() | messages.AskBad() | messages.AskReload() | messages.AskRemoval():
                 return Query(session, message)
             case _:
                 return None
 
-    def _pulled(self, session: int, message: Pull) -> Pulled:
+    def _pulled(self, session: int, message: messages.Pull) -> events.Pulled:
         if message.reports:
             self._daemon.enqueue(Reported(session, self.peer(session), message.subscription, message.reports))
         if message.released:
             failpoints.passing("daemon.release.received")
         # The daemon itself ends the leases of batches that were sent as bytes.
         released = [] if self.is_remote else [(sequence, generation) for sequence, generation in message.released]
-        return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
+        return events.Pulled(
+            session, message.subscription, message.consumed, message.waiting, message.wait_us, released
+        )
 
 
 def encode_answer(message: Message, version: int) -> bytes:
@@ -330,17 +305,17 @@ def encode_answer(message: Message, version: int) -> bytes:
     if len(data) <= MESSAGE_BYTES_MAX:
         return data
     text = f"{type(message).__name__} would have {len(data)} bytes, and a message has {MESSAGE_BYTES_MAX} at most"
-    return Refused(getattr(message, "request", 0), 0, ErrorCode.NOT_ALLOWED, text).encode(version)
+    return messages.Refused(getattr(message, "request", 0), 0, ErrorCode.NOT_ALLOWED, text).encode(version)
 
 
-def refused_version(theirs: int) -> Refused | None:
+def refused_version(theirs: int) -> messages.Refused | None:
     """Refuse a protocol version that is not served, with the command that upgrades, or None."""
     if OLDEST_VERSION <= theirs <= PROTOCOL_VERSION:
         return None
     upgrade = UPGRADE_CLIENT if theirs < OLDEST_VERSION else UPGRADE_DAEMON
     served = f"clients of the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol"
     text = f"the daemon serves {served}, and this client speaks version {theirs}; {upgrade}"
-    return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
+    return messages.Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
 
 
 class Doors:

@@ -25,15 +25,7 @@ from batchd.errors import why_no_process
 from batchd.runtime import children, failpoints, sandbox
 from batchd.runtime.children import Linked, fork_linked, start_linked
 from batchd.runtime.mapped_files import unmap_loaded_pages
-from batchd.worker.messages import (
-    NOTE_TEXT_AT,
-    OUT_OF_MEMORY_STATUS,
-    TO_FORKSERVER,
-    Fork,
-    Forked,
-    NotForked,
-    Reap,
-)
+from batchd.worker import messages
 from batchd.worker.process import NoteMemory, limit_threads, settle_in, thread_count
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
@@ -95,7 +87,7 @@ def work(channel: socket.socket) -> int:
             forked.channel.setblocking(True)
             try:
                 note = NoteMemory(forked.note)
-                LibraryOutput.use(note.descriptor, NOTE_TEXT_AT)
+                LibraryOutput.use(note.descriptor, messages.NOTE_TEXT_AT)
                 WorkerLoop(forked.channel, note).run()
             except Exception as error:  # noqa: BLE001  the end of the process, which says why by its status
                 is_short = isinstance(error, MemoryError)
@@ -103,7 +95,7 @@ def work(channel: socket.socket) -> int:
                 sys.stderr.flush()
                 # at once: the daemon kills a worker whose channel has ended, and then the status is
                 # not the worker's
-                os._exit(OUT_OF_MEMORY_STATUS if is_short else 1)
+                os._exit(messages.OUT_OF_MEMORY_STATUS if is_short else 1)
     return 0
 
 
@@ -121,11 +113,11 @@ def serve_forks(channel: socket.socket) -> ForkedWorker | None:
     sandbox.prepare()
     try:
         while True:
-            message, descriptors = receive_message(channel, TO_FORKSERVER)
-            if isinstance(message, Reap):
+            message, descriptors = receive_message(channel, messages.TO_FORKSERVER)
+            if isinstance(message, messages.Reap):
                 os.waitpid(message.pid, 0)
                 continue
-            assert isinstance(message, Fork)
+            assert isinstance(message, messages.Fork)
             failpoints.passing("forks.order.received")
             if _fork(channel, message.worker, descriptors) == 0:
                 channel.close()
@@ -139,7 +131,7 @@ def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> in
     try:
         pid = children.fork()
     except OSError as error:
-        send_message(channel, NotForked(worker, why_no_process(error)))
+        send_message(channel, messages.NotForked(worker, why_no_process(error)))
         pid = -1
     if pid == 0:
         return 0
@@ -148,7 +140,7 @@ def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> in
     if pid > 0:
         pidfd = os.pidfd_open(pid)
         try:
-            send_message(channel, Forked(worker, pid), [pidfd])
+            send_message(channel, messages.Forked(worker, pid), [pidfd])
         finally:
             os.close(pidfd)
     return pid

@@ -12,19 +12,9 @@ from functools import partial
 from operator import index
 from typing import NamedTuple, Self, TypedDict
 
+from batchd_client import errors
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key, find_name, find_reconnect_timeout
-from batchd_client.errors import (
-    BatchdClientError,
-    BatchSizeInvalid,
-    DefinitionRefused,
-    NotCopyable,
-    PositionInvalid,
-    RankInvalid,
-    StreamUnknown,
-    VersionMismatch,
-    WindowInvalid,
-)
 from batchd_client.extensions import Extension
 from batchd_client.opening import Target
 from batchd_client.sockets import Sockets
@@ -138,16 +128,16 @@ def _claim(name: str, rank: int, world_size: int, window: int | None, epochs: in
     """The part of a stream that is claimed. Raises ``RankInvalid`` and others."""
     rank, world_size = index(rank), index(world_size)
     if not 0 <= rank < world_size:
-        raise RankInvalid(f"rank {rank} of world_size {world_size}")
+        raise errors.RankInvalid(f"rank {rank} of world_size {world_size}")
     if window is not None and index(window) < 1:
-        raise WindowInvalid(f"window {window}: at least one batch has to be ready at a time")
+        raise errors.WindowInvalid(f"window {window}: at least one batch has to be ready at a time")
     if epochs is not None and index(epochs) < 0:
-        raise PositionInvalid(f"epochs {epochs}")
+        raise errors.PositionInvalid(f"epochs {epochs}")
     end_epoch = None if epochs is None else index(epochs)
     return SubscriptionRequest(name, rank, world_size, 0 if window is None else index(window), end_epoch)
 
 
-class Daemon(NotCopyable):
+class Daemon(errors.NotCopyable):
     """A connection to a daemon; ``connect`` makes it. Use it in a ``with``, or close it."""
 
     COPY_ADVICE = "a connection is its program's own; open another with batchd_client.connect(daemon.address)"
@@ -233,7 +223,9 @@ class Daemon(NotCopyable):
         Raises ``DefinitionRefused``, and what ``stream`` raises.
         """
         if not 0 <= keep_s <= KEEP_MAX_S:
-            raise DefinitionRefused(f"keep_s {keep_s}: it is 0 to {KEEP_MAX_S} seconds; keep=True keeps the stream")
+            raise errors.DefinitionRefused(
+                f"keep_s {keep_s}: it is 0 to {KEEP_MAX_S} seconds; keep=True keeps the stream"
+            )
         claim = _claim(name, rank, world_size, window, epochs)
         claim = replace(claim, defines=definition_bytes(table), keep_s=None if keep else round(keep_s))
         return self._open(claim, state, batch_size, converts=convert)
@@ -242,13 +234,13 @@ class Daemon(NotCopyable):
         self, claim: SubscriptionRequest, state: Mapping[str, object] | None, batch_size: int | None, *, converts: bool
     ) -> Stream:
         if batch_size is not None and not 0 < index(batch_size) <= BATCH_SIZE_MAX:
-            raise BatchSizeInvalid(f"batch_size {batch_size}: it is 1 to {BATCH_SIZE_MAX}")
+            raise errors.BatchSizeInvalid(f"batch_size {batch_size}: it is 1 to {BATCH_SIZE_MAX}")
         begin = BEGINNING if state is None else read_state(state, claim.stream, converts=converts)
         try:
             return Stream(self._connection, claim, begin, batch_size)
-        except StreamUnknown as error:
+        except errors.StreamUnknown as error:
             if claim.defines:  # a daemon that reads the table knows the stream
-                raise VersionMismatch(f"the daemon is too old for define; upgrade it ({error})") from None
+                raise errors.VersionMismatch(f"the daemon is too old for define; upgrade it ({error})") from None
             raise
 
     def spectate(self, name: str, epoch: int = 0, step: int = 0) -> Stream:
@@ -290,7 +282,7 @@ class Daemon(NotCopyable):
         """HTML for notebooks: the streams and their trainers, if the daemon answers soon."""
         found: list[DaemonStatus] = []
         deadline = time.monotonic() + min(SHOWN_WITHIN_S, self._connection.deadlines.connect_timeout_s)
-        with suppress(BatchdClientError):
+        with suppress(errors.BatchdClientError):
             self._connection.run_if_usable(
                 lambda session: found.append(read_status(session.request(AskStatus, Status, deadline).status))
             )

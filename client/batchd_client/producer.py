@@ -20,19 +20,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from batchd_client import errors
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_daemon, find_name, find_reconnect_timeout
-from batchd_client.errors import (
-    ConnectTimeout,
-    NotCopyable,
-    ProducerClosed,
-    ProtocolError,
-    PushNotLocal,
-    PushTimeout,
-    SampleInvalid,
-    StreamChanged,
-    StreamReplaced,
-)
 from batchd_client.lifeline import SessionLost
 from batchd_client.opening import Target
 from batchd_client.session import Session
@@ -93,7 +83,7 @@ def push(  # noqa: PLR0913  options of a connection, each by name
     connection = None
     try:
         target_at = partial(Target, sockets, find_name(name, os.environ))
-        target, session = find_daemon(target_at, address, connect_timeout_s, not_local=PushNotLocal)
+        target, session = find_daemon(target_at, address, connect_timeout_s, not_local=errors.PushNotLocal)
         reconnect_s = find_reconnect_timeout(reconnect_timeout_s, target.place)
         connection = Connection(target, session, Deadlines(connect_timeout_s, reconnect_s, put_timeout_s))
     finally:
@@ -102,7 +92,7 @@ def push(  # noqa: PLR0913  options of a connection, each by name
     return Producer(connection, stream)
 
 
-class Producer(NotCopyable):
+class Producer(errors.NotCopyable):
     """A connection that pushes samples into one stream; ``push`` makes it.
 
     Use it in a ``with``, or close it. One thread at a time may put samples. A producer belongs to
@@ -156,7 +146,7 @@ class Producer(NotCopyable):
         ``StreamChanged``, ``ProducerClosed``.
         """
         if self._closed:
-            raise ProducerClosed(f"the producer of stream {self._name!r} has been closed")
+            raise errors.ProducerClosed(f"the producer of stream {self._name!r} has been closed")
         values, lengths = pack_sample(self._layout, sample)
         limit_s = self._connection.deadlines.batch_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + max(limit_s, ANSWER_S)
@@ -199,11 +189,11 @@ class Producer(NotCopyable):
         try:
             layout = place_layout_from_wire(mailbox.layout)
         except ValueError as error:
-            raise ProtocolError(f"the daemon describes its mailbox wrongly: {error}") from None
+            raise errors.ProtocolError(f"the daemon describes its mailbox wrongly: {error}") from None
         if self._terms is not None and layout != self._terms.layout:
-            raise StreamChanged(f"the daemon has other fields for stream {self._name!r} now")
+            raise errors.StreamChanged(f"the daemon has other fields for stream {self._name!r} now")
         if session.mailbox(mailbox.stream).mailbox_bytes != mailbox.capacity * layout.place_bytes:
-            raise ProtocolError(f"the mailbox of stream {self._name!r} is not {mailbox.capacity} places long")
+            raise errors.ProtocolError(f"the mailbox of stream {self._name!r} is not {mailbox.capacity} places long")
         self._terms = _MailboxTerms(mailbox.stream, mailbox.capacity, layout)
         self._place = None  # the last session's place is void
         self._session = session
@@ -234,14 +224,14 @@ class Producer(NotCopyable):
             answer = session.request(
                 lambda request: AskPlace(request, terms.stream), PlaceLent, min(deadline, begun_s + ASK_AGAIN_S)
             )
-        except StreamReplaced:
+        except errors.StreamReplaced:
             self._leave(session, terms)
             return False
-        except ConnectTimeout:
+        except errors.ConnectTimeout:
             if time.monotonic() < deadline:
                 return False
             session.send(WithdrawAsk(terms.stream))
-            raise PushTimeout(
+            raise errors.PushTimeout(
                 f"no place of the {terms.capacity} in the mailbox of stream {self._name!r} became free in time"
             ) from None
         finally:
@@ -267,7 +257,7 @@ class Producer(NotCopyable):
         except SessionLost:
             self._unconfirmed += 1
             return True
-        except StreamReplaced:
+        except errors.StreamReplaced:
             self._leave(session, terms)
             return False
         self._place = self._checked(taken.next_place, terms)
@@ -280,7 +270,7 @@ class Producer(NotCopyable):
 
     def _checked(self, place: int | None, terms: _MailboxTerms) -> int | None:
         if place is not None and place >= terms.capacity:
-            raise ProtocolError(f"place {place} was lent of a mailbox that has {terms.capacity}")
+            raise errors.ProtocolError(f"place {place} was lent of a mailbox that has {terms.capacity}")
         return place
 
 
@@ -288,9 +278,13 @@ def pack_sample(layout: PlaceLayout, sample: Mapping[str, object]) -> tuple[list
     """(offset, bytes) of each value, and the lengths before them. Raises ``SampleInvalid``."""
     names = [column.name for column in layout.columns]
     if not isinstance(sample, Mapping):
-        raise SampleInvalid(f"a sample has to be a dict with the fields {sorted(names)}, and is {_shown(sample)}")
+        raise errors.SampleInvalid(
+            f"a sample has to be a dict with the fields {sorted(names)}, and is {_shown(sample)}"
+        )
     if set(names) != set(sample):
-        raise SampleInvalid(f"the sample has the fields {sorted(map(str, sample))}, and has to have {sorted(names)}")
+        raise errors.SampleInvalid(
+            f"the sample has the fields {sorted(map(str, sample))}, and has to have {sorted(names)}"
+        )
     arrays = [_bytes_of(column, sample[column.name]) for column in layout.columns]
     shapes = zip(layout.columns, arrays, strict=True)
     lengths = [
@@ -299,7 +293,7 @@ def pack_sample(layout: PlaceLayout, sample: Mapping[str, object]) -> tuple[list
     try:
         extents = layout.extents(lengths)
     except ValueError as error:
-        raise SampleInvalid(f"the sample is too large: {error}") from None
+        raise errors.SampleInvalid(f"the sample is too large: {error}") from None
     values = [
         (extent.start, array.reshape(-1).view(np.uint8).data) for extent, array in zip(extents, arrays, strict=True)
     ]
@@ -316,7 +310,7 @@ def _bytes_of(column: MailColumn, value: object) -> Array:
         want in (None, have) for want, have in zip(column.shape, array.shape, strict=True)
     )
     if array.dtype != dtype or not fits:
-        raise SampleInvalid(f"{column.name!r} is {array.dtype}{list(array.shape)}, and has to be {column.text}")
+        raise errors.SampleInvalid(f"{column.name!r} is {array.dtype}{list(array.shape)}, and has to be {column.text}")
     return np.asarray(array, order="C")
 
 
@@ -328,9 +322,11 @@ def _array_of(column: MailColumn, value: object, dtype: np.dtype[np.generic]) ->
             raise TypeError("no numbers")
         array = made.astype(dtype)
     except (TypeError, ValueError, OverflowError):
-        raise SampleInvalid(f"{column.name!r} is {_shown(value)}, and has to be {column.text}") from None
+        raise errors.SampleInvalid(f"{column.name!r} is {_shown(value)}, and has to be {column.text}") from None
     if dtype.kind != "f" and not np.array_equal(array, made):
-        raise SampleInvalid(f"{column.name!r} has to be {column.text}, which cannot hold {str(value)[:SHOWN_MAX]}")
+        raise errors.SampleInvalid(
+            f"{column.name!r} has to be {column.text}, which cannot hold {str(value)[:SHOWN_MAX]}"
+        )
     return array
 
 
@@ -339,12 +335,12 @@ def _raw(column: MailColumn, value: Any) -> bytes | memoryview:
         try:
             return value.encode()
         except UnicodeEncodeError:
-            raise SampleInvalid(f"{column.name!r} has half a character in it, which no UTF-8 can hold") from None
+            raise errors.SampleInvalid(f"{column.name!r} has half a character in it, which no UTF-8 can hold") from None
     if column.kind == "image" and not isinstance(value, str):
         with suppress(TypeError, ValueError):
             return memoryview(value).cast("B")
     wanted = "the bytes of an image file" if column.kind == "image" else "a str"
-    raise SampleInvalid(f"{column.name!r} is {_shown(value)}, and has to be {wanted}")
+    raise errors.SampleInvalid(f"{column.name!r} is {_shown(value)}, and has to be {wanted}")
 
 
 def _shown(value: object) -> str:

@@ -15,22 +15,9 @@ import time
 from contextlib import suppress
 from functools import partial
 
+from batchd_client import errors
 from batchd_client.batch import Batch, Lease, Shown
 from batchd_client.connection import Connection
-from batchd_client.errors import (
-    BatchCorrupt,
-    BatchdClientError,
-    BatchTimeout,
-    ConnectTimeout,
-    DaemonUnavailable,
-    ProtocolError,
-    RingBusy,
-    RingExhausted,
-    StateMismatch,
-    StreamChanged,
-    VersionMismatch,
-    error_for_code,
-)
 from batchd_client.hints import log_once, missing_samples_hint, shared_batches_hint
 from batchd_client.memory import BATCHES_HELD_MAX, BatchMemory, ReceiveBuffer
 from batchd_client.reports import Reports
@@ -217,7 +204,7 @@ class StreamReader:
         within_s = DEFINED_WITHIN_S if self.claim.defines else 0.0
         deadline = max(self.connection.deadlines.request_deadline(), time.monotonic() + within_s)
         message = partial(self.claim.subscribe, begin=begin)
-        busy: RingBusy | None = None
+        busy: errors.RingBusy | None = None
         while True:
             try:
                 admitted = session.request(message, Subscribed, deadline)
@@ -227,15 +214,15 @@ class StreamReader:
                     session.unsubscribe(admitted.subscription)
                     what = f"for {'define' if lacks_streams else 'set='}; upgrade it"
                     what = "to begin at a sample; upgrade it, or seek a step" if lacks_samples else what
-                    raise VersionMismatch(f"the daemon is too old {what}")
+                    raise errors.VersionMismatch(f"the daemon is too old {what}")
                 subscription = Subscription(self.claim, begin, admitted)
                 subscription.reports = self.reports
                 self.reports.is_kept = subscription.admitted.keeps_reports
-            except RingBusy as error:
+            except errors.RingBusy as error:
                 if time.monotonic() + BUSY_PAUSE_S >= deadline:
                     raise
                 busy = error.with_traceback(None)  # which would keep the session alive
-            except ConnectTimeout:
+            except errors.ConnectTimeout:
                 if busy is not None:
                     # A request that the deadline cut off has the less helpful error.
                     raise busy from None
@@ -267,13 +254,13 @@ class StreamReader:
             session.unsubscribe(former.number)
         try:
             subscription = self._subscribe(session, begin)
-        except StateMismatch as error:
+        except errors.StateMismatch as error:
             if begin.fingerprint != former.admitted.fingerprint:
                 raise  # it is the user's
-            raise StreamChanged(str(error).partition("\n")[0]) from None
+            raise errors.StreamChanged(str(error).partition("\n")[0]) from None
         if not subscription.is_same_stream(former):
             session.settle()
-            raise StreamChanged
+            raise errors.StreamChanged
         self.subscription, self._ready = subscription, None
         self._note_within()
         self.moves += 1
@@ -285,7 +272,7 @@ class StreamReader:
             session.settle()
             if self.reports.is_unconfirmed:
                 # Its answer comes after the daemon has read all that was sent before.
-                with suppress(BatchdClientError):
+                with suppress(errors.BatchdClientError):
                     session.request(partial(AskBad, stream=self.served_as), BadSamples, time.monotonic() + CLOSE_S)
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -298,7 +285,9 @@ class StreamReader:
         self._has_waited = False
         self._pause_s = 0.0
         if len(self.subscription.lent) >= BATCHES_HELD_MAX and self.subscription.held >= BATCHES_HELD_MAX:
-            raise RingExhausted(f"this trainer holds {self.subscription.held} batches of stream {self.claim.stream!r}")
+            raise errors.RingExhausted(
+                f"this trainer holds {self.subscription.held} batches of stream {self.claim.stream!r}"
+            )
         self.subscription.announced_s = 0.0
         give_up = self._began_s + deadlines.batch_timeout_s
         while not connection.run(self._attempt):
@@ -325,7 +314,7 @@ class StreamReader:
     def _log_hint(self, session: Session, deadline: float) -> None:
         """Log if the first batch waits for samples that no producer has pushed."""
         # A daemon that does not answer is reported once the batch is overdue.
-        with suppress(DaemonUnavailable):
+        with suppress(errors.DaemonUnavailable):
             status = read_status(session.request(AskStatus, Status, deadline).status)
             self._missing = missing_samples_hint(status, self.served_as)
             if self._missing is not None:
@@ -333,7 +322,7 @@ class StreamReader:
 
     def _waits_for_storage(self, session: Session, deadline: float) -> bool:
         """Whether the daemon waits for the storage of the stream, which has a limit of its own."""
-        with suppress(DaemonUnavailable):
+        with suppress(errors.DaemonUnavailable):
             status = read_status(session.request(AskStatus, Status, deadline).status)
             away = next((one.away for one in status.streams if one.name == self.served_as), None)
             if away is not None:
@@ -425,7 +414,7 @@ class StreamReader:
         subscription = self.subscription
         due, layout = subscription.leased, subscription.layout
         if handle.sequence != due or not subscription.counter.expects(due, handle.epoch, handle.step):
-            raise ProtocolError(
+            raise errors.ProtocolError(
                 f"batch number {handle.sequence} (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r} "
                 f"came where number {due}, from {subscription.counter.position(due)} on, was due"
             )
@@ -435,9 +424,11 @@ class StreamReader:
         assert type(handle) is Handle
         memory = session.slot(handle.slot)
         if memory.slot_bytes != layout.slot_bytes:
-            raise ProtocolError(f"slot {handle.slot} has {memory.slot_bytes} bytes instead of {layout.slot_bytes}")
+            raise errors.ProtocolError(
+                f"slot {handle.slot} has {memory.slot_bytes} bytes instead of {layout.slot_bytes}"
+            )
         if handle.generation == UNFINISHED or not holds_generation(memory.page, handle.generation):
-            raise ProtocolError(
+            raise errors.ProtocolError(
                 f"slot {handle.slot} does not hold generation {handle.generation} that its handle names"
             )
         return memory
@@ -457,7 +448,7 @@ class StreamReader:
         session.is_interrupted = False
         if self._mismatches_here >= MISMATCHES_MAX:
             self._mismatches_here = 0
-            raise BatchCorrupt(f"{text}, the {MISMATCHES_MAX}th time")
+            raise errors.BatchCorrupt(f"{text}, the {MISMATCHES_MAX}th time")
         self._pause_s = MISMATCH_PAUSE_S * 2 ** (self._mismatches_here - 1)
         _log.warning("%s; asking for it again", text)
 
@@ -468,16 +459,18 @@ class StreamReader:
         if refused.error == ErrorCode.STREAM_REPLACED:
             session.unsubscribe(self.subscription.number)
         elif refused.error == ErrorCode.RING_EXHAUSTED:
-            raise RingExhausted(f"{refused.text} ({self.subscription.held} of its batches are alive in this program)")
+            raise errors.RingExhausted(
+                f"{refused.text} ({self.subscription.held} of its batches are alive in this program)"
+            )
         else:
-            raise error_for_code(refused.error, refused.text)
+            raise errors.error_for_code(refused.error, refused.text)
 
-    def _timeout(self) -> BatchTimeout:
+    def _timeout(self) -> errors.BatchTimeout:
         connection, position = self.connection, self.position
         silent_s = time.monotonic() - connection.session.last_message_s if connection.session else 0.0
         lost = connection.reconnects - self._reconnects_before
         again = f", but the connection was lost and restored {counted(lost, 'time')} meanwhile" if lost else ""
-        return BatchTimeout(
+        return errors.BatchTimeout(
             f"no batch of stream {self.claim.stream!r} at epoch {position.epoch}, step {position.step} within "
             f"{connection.deadlines.batch_timeout_s:g} s: the daemon at {connection.place.address} is alive (its lifeline is "
             f"open){again}, its last word came {silent_s:.0f} s ago, and this program "

@@ -14,18 +14,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from batchd_client import errors
 from batchd_client.batch import Batch, BatchRows
 from batchd_client.connection import Connection
 from batchd_client.cut import CutReader
-from batchd_client.errors import (
-    NotCopyable,
-    PermissionDenied,
-    PositionInvalid,
-    ProtocolError,
-    StateMismatch,
-    StreamChanged,
-    StreamClosed,
-)
 from batchd_client.extensions import Extension
 from batchd_client.memory import BatchMemory
 from batchd_client.reader import ENDLESS_STEPS, StreamReader
@@ -110,7 +102,7 @@ class StreamProgress:
         )
 
 
-class Stream(NotCopyable):
+class Stream(errors.NotCopyable):
     """A claim on one stream of the daemon; ``Daemon.stream`` makes it.
 
     ``for batch in stream`` gives the rest of the current epoch, as a DataLoader does; the next
@@ -265,19 +257,19 @@ class Stream(NotCopyable):
         ask = partial(AskStatus, card_of=self.name)
         status = read_status(self._reader.connection.request(ask, Status).status)
         if status.card is None:
-            raise PermissionDenied(
+            raise errors.PermissionDenied(
                 f"this daemon gives no card of stream {self.name!r}: it is on another host, or older; run `batchd card "
                 f"{self.name} --running` beside it"
             )
         if status.card.fingerprint != self.fingerprint:
-            raise StreamChanged(
+            raise errors.StreamChanged(
                 f"the daemon serves other batches as stream {self.name!r} by now, so its card is of those"
             )
         versions = {"batchd": status.daemon.version, "decoders": status.daemon.decoders}
         try:
             return plain_card(status.card, versions, time.time())
         except ValueError as error:
-            raise ProtocolError(f"the daemon's card of stream {self.name!r} is no JSON: {error}") from None
+            raise errors.ProtocolError(f"the daemon's card of stream {self.name!r} is no JSON: {error}") from None
 
     def load_state_dict(self, state: Mapping[str, object], *, convert: bool = False) -> None:
         """Continue where ``state_dict`` was taken. ``convert``: as of ``Daemon.stream``.
@@ -302,9 +294,11 @@ class Stream(NotCopyable):
         position = checked_position(epoch, step)
         begin = self._reader.begin_at(position) if sample is None else checked_sample(epoch, sample)
         if step and sample is not None:
-            raise PositionInvalid(f"step {step} and sample {sample} are two positions; give one")
+            raise errors.PositionInvalid(f"step {step} and sample {sample} are two positions; give one")
         if step > self.steps:
-            raise PositionInvalid(f"step {step}: an epoch of stream {self.name!r} has steps 0 to {self.steps - 1}")
+            raise errors.PositionInvalid(
+                f"step {step}: an epoch of stream {self.name!r} has steps 0 to {self.steps - 1}"
+            )
         self._move(begin)
 
     def return_to(self, position: Position) -> None:
@@ -373,24 +367,26 @@ class Stream(NotCopyable):
         self._check_open()
         position = checked_position(epoch, step)
         if isinstance(self._reader, CutReader):
-            raise PositionInvalid(
+            raise errors.PositionInvalid(
                 "a stream of another batch_size has no batch of its own by position; open one without it"
             )
         if self.steps >= ENDLESS_STEPS:
-            raise PositionInvalid(
+            raise errors.PositionInvalid(
                 f"stream {self.name!r} is live: its samples come once, so no batch can be asked for by its position; `batchd "
                 "peek` shows the present one"
             )
         if step >= self.steps:
-            raise PositionInvalid(f"step {step}: an epoch of stream {self.name!r} has steps 0 to {self.steps - 1}")
+            raise errors.PositionInvalid(
+                f"step {step}: an epoch of stream {self.name!r} has steps 0 to {self.steps - 1}"
+            )
         # Rank 0 of so many ranks reads this one batch of the epoch's rest, so no other is made.
         ranks = min(self.steps - step, WORLD_SIZE_MAX)
         claim = replace(self._claim, rank=0, world_size=ranks, window=1, end_epoch=epoch + 1, is_spectator=True)
         try:
             begin = Beginning(position, None, self.fingerprint, self._admitted.parts)
             reader = StreamReader(self._reader.connection, claim, begin)
-        except StateMismatch as error:
-            raise StreamChanged(str(error).partition("\n")[0]) from None
+        except errors.StateMismatch as error:
+            raise errors.StreamChanged(str(error).partition("\n")[0]) from None
         try:
             batch = reader.take(epoch)
             assert batch is not None, "the course begins with it"
@@ -464,7 +460,7 @@ class Stream(NotCopyable):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StreamClosed(f"stream {self.name!r} has been closed")
+            raise errors.StreamClosed(f"stream {self.name!r} has been closed")
 
 
 def position_text(epoch: int, step: int, steps: int) -> str:

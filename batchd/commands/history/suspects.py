@@ -14,20 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from batchd.commands.history import blame
 from batchd.commands.history.batches import Replayed, Replayer
-from batchd.commands.history.blame import (
-    DEVIATIONS,
-    FILE,
-    SAMPLE,
-    Badness,
-    Flags,
-    Found,
-    Grouping,
-    Numbers,
-    badness_of,
-    groupings_of,
-    stand_out,
-)
 from batchd.commands.history.losses import Losses
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError
@@ -84,7 +72,7 @@ class Blame:
     rows: int
     bad_rows: int
     bad: list[BadBatch]
-    found: list[Found]
+    found: list[blame.Found]
     compared: int
     is_shuffled: bool
     worst: list[SuspectRow]
@@ -112,11 +100,11 @@ def examine(replayer: Replayer, losses: Losses, rows_shown: int) -> Blame:
     _check(replayer.name, plan, losses)
     rows = heads["rows"].astype(np.int64)
     samples = _samples(plan, losses)
-    groupings = groupings_of(replayer.source, replayer.index, samples)
-    badness = badness_of(losses)
+    groupings = blame.groupings_of(replayer.source, replayer.index, samples)
+    badness = blame.badness_of(losses)
     # of copies of one batch, the samples of one say those of the others
     is_shuffled = plan.shuffle and plan.order is None and plan.repeats == 1
-    outcome = stand_out(losses, badness, samples, groupings, is_shuffled=is_shuffled)
+    outcome = blame.stand_out(losses, badness, samples, groupings, is_shuffled=is_shuffled)
     report_of = np.repeat(np.arange(len(losses)), rows)
     made: dict[Position, Replayed] = {}
     by_kind = {grouping.kind: grouping for grouping in groupings}
@@ -127,7 +115,7 @@ def examine(replayer: Replayer, losses: Losses, rows_shown: int) -> Blame:
         for number, group in enumerate(outcome.found)
     ]
     order = np.argsort(-badness.deviations, kind="stable")[: int(badness.bad.sum())]
-    bad_rows = badness.row_deviations > DEVIATIONS
+    bad_rows = badness.row_deviations > blame.DEVIATIONS
     return Blame(
         stream=replayer.name,
         run=losses.run,
@@ -166,47 +154,49 @@ def _check(stream: str, plan: Plan, losses: Losses) -> None:
         )
 
 
-def _samples(plan: Plan, losses: Losses) -> Numbers:
+def _samples(plan: Plan, losses: Losses) -> blame.Numbers:
     """The samples of all rows of all reports, int64 ``[rows]``."""
     heads = zip(*(losses.heads[name].tolist() for name in ("epoch", "step", "first", "rows")), strict=True)
     found = [plan.indices(Position(epoch, step), first, rows) for epoch, step, first, rows in heads]
     return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
 
 
-def _bad_batch(losses: Losses, badness: Badness, report: int) -> BadBatch:
+def _bad_batch(losses: Losses, badness: blame.Badness, report: int) -> BadBatch:
     head = losses.heads[report]
     facts = float(losses.means[report]), float(badness.usual[report]), float(badness.deviations[report])
     return BadBatch(losses.position(report), int(head["first"]), int(head["rows"]), int(head["rank"]), *facts)
 
 
-def _members(found: Iterable[Found], groupings: Mapping[str, Grouping], samples: Numbers) -> Flags:
+def _members(
+    found: Iterable[blame.Found], groupings: Mapping[str, blame.Grouping], samples: blame.Numbers
+) -> blame.Flags:
     """Which rows are in a group that stands out by being too frequent, bool ``[rows]``."""
     members = np.zeros(len(samples), np.bool_)
     for group in (group for group in found if not group.is_rare):
-        members |= samples == int(group.name) if group.kind == SAMPLE else groupings[group.kind].of == group.group
+        members |= samples == int(group.name) if group.kind == blame.SAMPLE else groupings[group.kind].of == group.group
     return members
 
 
 def _named(  # noqa: PLR0913, PLR0917  all that a row is found by
     replayer: Replayer,
     losses: Losses,
-    group: Found,
-    groupings: Mapping[str, Grouping],
-    samples: Numbers,
-    report_of: Numbers,
-    bad: Flags,
+    group: blame.Found,
+    groupings: Mapping[str, blame.Grouping],
+    samples: blame.Numbers,
+    report_of: blame.Numbers,
+    bad: blame.Flags,
     made: dict[Position, Replayed],
-) -> Found:
+) -> blame.Found:
     """Name a sample, or a file of many samples, by making one of its rows again."""
-    if group.kind not in {SAMPLE, FILE}:
+    if group.kind not in {blame.SAMPLE, blame.FILE}:
         return group
-    is_member = samples == int(group.name) if group.kind == SAMPLE else groupings[FILE].of == group.group
+    is_member = samples == int(group.name) if group.kind == blame.SAMPLE else groupings[blame.FILE].of == group.group
     rows = np.flatnonzero(is_member)
     row = int(rows[np.argmax(bad[rows])])
     report = int(report_of[row])
     batch = _made(replayer, losses.position(report), made)
     replayed = batch.rows[int(losses.heads["first"][report]) + row - int(np.searchsorted(report_of, report))]
-    if group.kind == SAMPLE:
+    if group.kind == blame.SAMPLE:
         return group._replace(name=f"{replayed.name} (sample {group.name})")
     return group._replace(name=f"{replayed.name.rpartition(': ')[0] or replayed.name} ({group.name})")
 
@@ -220,9 +210,9 @@ def _made(replayer: Replayer, position: Position, made: dict[Position, Replayed]
 def _worst(  # noqa: PLR0913, PLR0917  all that a row is found by
     replayer: Replayer,
     losses: Losses,
-    badness: Badness,
-    members: Flags,
-    report_of: Numbers,
+    badness: blame.Badness,
+    members: blame.Flags,
+    report_of: blame.Numbers,
     rows_shown: int,
     made: dict[Position, Replayed],
 ) -> list[SuspectRow]:
@@ -234,7 +224,7 @@ def _worst(  # noqa: PLR0913, PLR0917  all that a row is found by
     has_own = ((counts == rows) & (counts > 1))[report_of]
     deviations[has_own] = badness.row_deviations[own]
     if has_own.any():
-        bad = np.flatnonzero(deviations > DEVIATIONS)
+        bad = np.flatnonzero(deviations > blame.DEVIATIONS)
         order, batches = bad[np.argsort(-deviations[bad], kind="stable")], BATCHES_MADE_MAX
     else:
         bad = np.flatnonzero(badness.bad[report_of])
@@ -258,7 +248,7 @@ def _worst(  # noqa: PLR0913, PLR0917  all that a row is found by
     return found
 
 
-def _plain(record: BadBatch | Found | SuspectRow) -> dict[str, object]:
+def _plain(record: BadBatch | blame.Found | SuspectRow) -> dict[str, object]:
     """The fields as JSON has them: no position but its numbers, and no number that is none."""
     plain: dict[str, object] = {}
     for name, value in record._asdict().items():

@@ -26,15 +26,8 @@ from time import monotonic, time
 import structlog
 
 from batchd.daemon.manager import Service
+from batchd.daemon.reload import messages
 from batchd.daemon.reload.apply import Descriptors, ReloadApplier
-from batchd.daemon.reload.messages import (
-    SILENCE_MAX_S,
-    TO_DAEMON_FROM_RESCAN,
-    ConfigRead,
-    ReloadDocument,
-    ScanProgressed,
-    StreamScanned,
-)
 from batchd.errors import ExitCode
 from batchd.runtime import __version__, failpoints
 from batchd.runtime.child_log import ChildLogged, write_line
@@ -89,10 +82,10 @@ class _Reading:
     child: Child
     channel: socket.socket
     heard_s: float
-    patience_s: int = SILENCE_MAX_S
+    patience_s: int = messages.SILENCE_MAX_S
     stream: str = ""
     descriptors: Descriptors = field(default_factory=dict)
-    document: ReloadDocument | None = None
+    document: messages.ReloadDocument | None = None
     problem: str = ""
 
     def close(self) -> None:
@@ -208,7 +201,7 @@ class Reloader:
         """Take what the other process sends, until there is nothing."""
         try:
             while not reading.problem:
-                message, descriptors = receive_message(reading.channel, TO_DAEMON_FROM_RESCAN)
+                message, descriptors = receive_message(reading.channel, messages.TO_DAEMON_FROM_RESCAN)
                 reading.heard_s = monotonic()
                 self._take(reading, message, descriptors)
         except BlockingIOError:
@@ -222,19 +215,19 @@ class Reloader:
             reading.child.kill()
 
     def _take(self, reading: _Reading, message: Message, descriptors: list[int]) -> None:
-        if isinstance(message, ScanProgressed):
+        if isinstance(message, messages.ScanProgressed):
             reading.stream, reading.patience_s = message.name, message.patience_s
             if message.name:
                 self.service.scanned(message.name, message.found)
         elif isinstance(message, ChildLogged):
             write_line(message)
-        elif isinstance(message, StreamScanned):
+        elif isinstance(message, messages.StreamScanned):
             reading.descriptors[message.name] = descriptors
         else:
-            assert isinstance(message, ConfigRead)
+            assert isinstance(message, messages.ConfigRead)
             (memory,) = descriptors
             with os.fdopen(memory, "rb") as document:
-                reading.document = from_plain(ReloadDocument, json.loads(document.read()))
+                reading.document = from_plain(messages.ReloadDocument, json.loads(document.read()))
 
     def _end(self, reading: _Reading) -> None:
         """The other process has ended: with a document, or without one."""

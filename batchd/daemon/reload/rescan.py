@@ -30,14 +30,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
 from batchd.daemon.config_checks import check_reading
 from batchd.daemon.identity import look_up, named_in
-from batchd.daemon.reload.messages import (
-    SILENCE_MAX_S,
-    ConfigRead,
-    ReloadDocument,
-    ReloadRequest,
-    ScanProgressed,
-    StreamScanned,
-)
+from batchd.daemon.reload import messages
 from batchd.data.pipeline.cache_split import KINDS_OF_FACTS
 from batchd.data.sources.composed.options import sources_in
 from batchd.data.storage.access import Storage
@@ -65,12 +58,12 @@ class ScanProgress:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._patience_s = SILENCE_MAX_S
+        self._patience_s = messages.SILENCE_MAX_S
         self._told_s = float("-inf")
 
     def begun(self, stream: str, may_take_s: float) -> None:
         """Report that a scan or, "", checks begin, and how long a library may be silent."""
-        self._patience_s = SILENCE_MAX_S + ceil(may_take_s)
+        self._patience_s = messages.SILENCE_MAX_S + ceil(may_take_s)
         self._tell(stream, 0)
 
     def found(self, stream: str, samples: int) -> None:
@@ -80,7 +73,7 @@ class ScanProgress:
 
     def _tell(self, stream: str, samples: int) -> None:
         self._told_s = monotonic()
-        send_message(self._channel, ScanProgressed(stream, samples, self._patience_s))
+        send_message(self._channel, messages.ScanProgressed(stream, samples, self._patience_s))
 
 
 def main() -> int:
@@ -91,10 +84,10 @@ def main() -> int:
         try:
             document = _do(json.load(sys.stdin), channel)
         except BatchdError as error:
-            document = ReloadDocument(exit_code=int(error.exit_code), problem=str(error))
+            document = messages.ReloadDocument(exit_code=int(error.exit_code), problem=str(error))
         except OSError as error:
             text = f"the new configuration cannot be loaded: {error}"
-            document = ReloadDocument(exit_code=int(ExitCode.FAILED), problem=text)
+            document = messages.ReloadDocument(exit_code=int(ExitCode.FAILED), problem=text)
         try:
             _send_document(channel, document)
         except ChannelClosed:
@@ -113,13 +106,13 @@ def _end_with_daemon(channel: socket.socket) -> None:
     os._exit(1)
 
 
-def _do(plain: dict[str, object], channel: socket.socket) -> ReloadDocument:
+def _do(plain: dict[str, object], channel: socket.socket) -> messages.ReloadDocument:
     if plain["version"] != __version__:  # the requests of other versions are not known
         raise BatchdError(
             f"batchd {__version__} is installed, and the daemon that runs is {plain['version']}: restart it, since it can start "
             "no workers of its own version any more"
         )
-    request: ReloadRequest = from_plain(ReloadRequest, plain)
+    request: messages.ReloadRequest = from_plain(messages.ReloadRequest, plain)
     failpoints.passing("rescan.starting")
     # this process ends with its request, and its connections with it
     storage = Storage(CHECK_LIMITS)
@@ -165,9 +158,9 @@ def _do(plain: dict[str, object], channel: socket.socket) -> ReloadDocument:
         if name not in same:
             failpoints.passing("rescan.sending")
             mailbox = [stream.mailbox.writable] if stream.mailbox is not None else []
-            send_message(channel, StreamScanned(name), [stream.index_descriptor, *mailbox])
+            send_message(channel, messages.StreamScanned(name), [stream.index_descriptor, *mailbox])
     daemon = config.daemon.model_dump(mode="json")
-    return ReloadDocument(
+    return messages.ReloadDocument(
         daemon={key: daemon[key] for key in live if key not in restart},
         workers=config.daemon.worker_count(),
         storage=config.daemon.storage_limits(),
@@ -214,12 +207,12 @@ def _memory_problem(
     return shortage(max(0, kept_bytes + need_bytes - made_bytes), available_bytes()) if others else None
 
 
-def _send_document(channel: socket.socket, document: ReloadDocument) -> None:
+def _send_document(channel: socket.socket, document: messages.ReloadDocument) -> None:
     data = json.dumps(to_plain(document)).encode("ascii")
     with os.fdopen(os.memfd_create("batchd-rescan", os.MFD_CLOEXEC), "w+b") as memory:
         memory.write(data)
         memory.seek(0)  # the daemon reads on where this file is
-        send_message(channel, ConfigRead(len(data)), (memory.fileno(),))
+        send_message(channel, messages.ConfigRead(len(data)), (memory.fileno(),))
     failpoints.passing("rescan.sent")
 
 

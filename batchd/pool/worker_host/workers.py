@@ -28,17 +28,8 @@ from time import monotonic
 
 import structlog
 
+from batchd.core import events
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
-from batchd.core.events import (
-    ChunkDone,
-    Event,
-    OrderFilled,
-    StreamRefused,
-    WorkerDown,
-    WorkerGone,
-    WorkerReady,
-    WorkerUp,
-)
 from batchd.core.fleet import Fleet, Order, Worker, WorkerState
 from batchd.core.measure import Moment
 from batchd.core.ring import Slot
@@ -163,7 +154,7 @@ class HostWorkers:
         launched: Linked | None = None,
         output: ChildOutput | None = None,
     ) -> None:
-        self._events: deque[Event] = deque()
+        self._events: deque[events.Event] = deque()
         self._processes = WorkerProcesses(poller, self._events.append, launched, output)
         self._count = count
         self._moment = Moment()
@@ -288,13 +279,13 @@ class HostWorkers:
         while self._events:
             self._moment.now_s = monotonic()
             event = self._events.popleft()
-            if isinstance(event, WorkerReady):
+            if isinstance(event, events.WorkerReady):
                 self._fleet.is_up(event.worker)
                 if self._fleet.workers[event.worker].state is WorkerState.READY:
                     self._report_up(event.worker)
-            elif isinstance(event, ChunkDone):
+            elif isinstance(event, events.ChunkDone):
                 self._done(event)
-            elif isinstance(event, WorkerGone):
+            elif isinstance(event, events.WorkerGone):
                 self._gone(event)
 
     def close(self, wait_s: float) -> None:
@@ -338,7 +329,7 @@ class HostWorkers:
     def _drop(self, worker: int, order: _HostOrder) -> None:
         """End an order that was not sent to its worker."""
         self._waiting[worker].remove(order)
-        self._send(OrderFilled(self._link, worker, order.fill.order, NO_WORK, [], ""), ())
+        self._send(events.OrderFilled(self._link, worker, order.fill.order, NO_WORK, [], ""), ())
 
     def _begin_orders(self, number: int) -> None:
         """Send waiting orders to a worker while it takes orders and has memory for them."""
@@ -388,7 +379,7 @@ class HostWorkers:
         chunk = orders.Chunk(order.number, scratch.number, *position, fill.runs, [])
         self._processes.send(number, orders.FillChunks(stream.number, [chunk], is_packed=True))
 
-    def _done(self, event: ChunkDone) -> None:
+    def _done(self, event: events.ChunkDone) -> None:
         """Send the rows of a finished order from the memory that the worker has filled."""
         (number,) = event.orders
         order = self._in_hand.pop(number)
@@ -401,10 +392,10 @@ class HostWorkers:
             scratch.release()
         if fill.link == self._link:
             work: Work = order.stream.as_daemon_counts(event.work)
-            self._send(OrderFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
+            self._send(events.OrderFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
             if event.hopeless:
                 _log.error("stream cannot be filled here", stream=order.stream.name, reason=event.hopeless)
-                self._send(StreamRefused(fill.link, fill.stream, event.hopeless), ())
+                self._send(events.StreamRefused(fill.link, fill.stream, event.hopeless), ())
         self._begin_orders(event.worker)
 
     def _frames(self, scratch: OrderMemory, order: _HostOrder) -> Sequence[memoryview]:
@@ -422,9 +413,9 @@ class HostWorkers:
     def _report_up(self, worker: int) -> None:
         if self._link:
             self._reported.add(worker)
-            self._send(WorkerUp(self._link, worker, self._processes.decoders), ())
+            self._send(events.WorkerUp(self._link, worker, self._processes.decoders), ())
 
-    def _gone(self, event: WorkerGone) -> None:
+    def _gone(self, event: events.WorkerGone) -> None:
         """Remove a dead worker with its orders and its memory, and report it."""
         number = event.worker
         worker = self._fleet.gone(number)
@@ -437,4 +428,4 @@ class HostWorkers:
         reason = self._reasons.pop(number, "")
         if number in self._reported:
             self._reported.discard(number)
-            self._send(WorkerDown(self._link, number, f"{event.how}: {reason}" if reason else event.how), ())
+            self._send(events.WorkerDown(self._link, number, f"{event.how}: {reason}" if reason else event.how), ())

@@ -27,19 +27,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from batchd.data.pipeline.image import jpeg_box
-from batchd.data.pipeline.image.containers import (
-    BitmapLayout,
-    bitmap_layout,
-    end_of_image,
-    first_webp_frame,
-    is_arithmetic,
-    with_usual_numbers,
-    without_animation,
-    without_bytes_between,
-    without_padding,
-    without_transparency,
-)
+from batchd.data.pipeline.image import containers, jpeg_box
 from batchd.data.pipeline.image.geometry import Cut, Move, box_around, kept_sizes
 from batchd.data.pipeline.image.jpeg_box import EIGHTHS, BoxDecoder, FileMade, FileTask, decoding_ns
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, decode_file
@@ -341,19 +329,19 @@ def _decode_strictly(data: memoryview, header: ImageHeader, decode: JpegDecoder)
     """Decode a JPEG. Raises ``ValueError`` if libjpeg had to make pixels up."""
     scan = header.scan
     try:
-        if is_arithmetic(data, scan):
+        if containers.is_arithmetic(data, scan):
             _check_arithmetic(data, scan, decode)
         return decode(data)
     except ValueError as error:
         left_over = _LEFT_OVER.search(str(error))
         if left_over and left_over[2] == _END_OF_IMAGE:
             # of the padding it may have read some zeros ahead; now it counts them
-            file = without_padding(data, scan, int(left_over[1]))
+            file = containers.without_padding(data, scan, int(left_over[1]))
         elif left_over:
-            file = without_bytes_between(data, scan)
+            file = containers.without_bytes_between(data, scan)
             header = header._replace(scan=scan + len(file or data) - len(data))
         else:
-            file = with_usual_numbers(data, header.channels)
+            file = containers.with_usual_numbers(data, header.channels)
         if file is None:
             raise
     return _decode_strictly(memoryview(file), header, decode)
@@ -364,7 +352,7 @@ def _check_arithmetic(data: memoryview, scan: int, decode: JpegDecoder) -> None:
 
     It counts the zeros that are left of those that are put there.
     """
-    end = end_of_image(data, scan)
+    end = containers.end_of_image(data, scan)
     try:
         decode(memoryview(b"".join((data[:end], bytes(2 * _ZEROS_READ_MAX), data[end:]))))
     except ValueError as error:
@@ -380,10 +368,10 @@ def _decode_any(data: memoryview, header: ImageHeader, color: str) -> Pixels:
     """Decode a file of another format than JPEG. A colour file has to be decoded in colour."""
     left = top = 0
     if header.format == "APNG":
-        data = without_animation(data)
+        data = containers.without_animation(data)
     elif header.format == "GIF":
-        data = without_transparency(data)
-    elif header.format == "BMP" and (layout := bitmap_layout(data)):
+        data = containers.without_transparency(data)
+    elif header.format == "BMP" and (layout := containers.bitmap_layout(data)):
         return _decode_bitmap(data, header, layout)[:, :, :: -1 if color == "bgr" else 1]
     elif header.format == "WebP":
         left, top, data = _still(data, header)
@@ -403,7 +391,7 @@ def _still(data: memoryview, header: ImageHeader) -> tuple[int, int, memoryview]
 
     libwebp makes transparent pixels of an animation black, and leaves those of a still one.
     """
-    frame = first_webp_frame(data)
+    frame = containers.first_webp_frame(data)
     if frame is None:
         return 0, 0, memoryview(bytes(data).ljust(_WEBP_BYTES_MIN, b"\0")) if len(data) < _WEBP_BYTES_MIN else data
     still = probe_image(memoryview(frame.file))
@@ -412,7 +400,7 @@ def _still(data: memoryview, header: ImageHeader) -> tuple[int, int, memoryview]
     return frame.left, frame.top, memoryview(frame.file.ljust(_WEBP_BYTES_MIN, b"\0"))
 
 
-def _decode_bitmap(data: memoryview, header: ImageHeader, layout: BitmapLayout) -> Pixels:
+def _decode_bitmap(data: memoryview, header: ImageHeader, layout: containers.BitmapLayout) -> Pixels:
     """Decode a BMP of 16 or 32 bits to RGB. cv2 knows few masks, and makes white of 5 bits 248."""
     row_bytes = (header.width * layout.bits + 31) // 32 * 4
     size, strides = (header.height, header.width), (row_bytes, layout.bits // 8)

@@ -33,17 +33,7 @@ from struct import error as StructError  # noqa: N812  the standard library's na
 from struct import unpack_from
 from typing import NamedTuple
 
-from batchd.data.pipeline.image.containers import (
-    ANIMATION,
-    CHUNKS_MAX,
-    GIF_EXTENSION,
-    JPEG_SEGMENTS_MAX,
-    bitmap_layout,
-    gif_color_bytes,
-    png_chunks,
-    scan_markers,
-    webp_chunks,
-)
+from batchd.data.pipeline.image import containers
 from batchd.data.samples.columns import MAGIC_BYTES, image_format
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.image_header import PIXELS_MAX, ImageHeader
@@ -100,7 +90,7 @@ def probe_image(data: memoryview) -> ImageHeader:
 def _probe_jpeg(data: memoryview) -> ImageHeader:
     """Read the segments up to the image data; a photograph has about ten."""
     position, orientation, frame = 2, 0, Frame(0, 0, 0, 0, 0)
-    for _ in range(JPEG_SEGMENTS_MAX):
+    for _ in range(containers.JPEG_SEGMENTS_MAX):
         if data[position] != _MARKER or data[position + 1] == _MARKER:
             position = _next_marker(data, position)
         marker = data[position + 1]
@@ -120,7 +110,7 @@ def _probe_jpeg(data: memoryview) -> ImageHeader:
             orientation = exif_payload_orientation(data[position + 4 : position + 2 + length])
         position += 2 + length
     else:
-        raise SampleUndecodable(f"a JPEG with more than {JPEG_SEGMENTS_MAX} segments before its image data")
+        raise SampleUndecodable(f"a JPEG with more than {containers.JPEG_SEGMENTS_MAX} segments before its image data")
     raise SampleUndecodable("a JPEG without image data")
 
 
@@ -181,7 +171,7 @@ def _check_scans(data: memoryview, scan: int, frame: Frame) -> None:
     libjpeg makes a missing component grey, and guesses coefficients that are not there to their
     last bit, as of a download that broke off.
     """
-    marks = list(scan_markers(data, scan))
+    marks = list(containers.scan_markers(data, scan))
     scans = [place for place, marker in marks if marker == _START_OF_SCAN]
     if len(scans) > JPEG_SCANS_MAX:
         raise SampleUndecodable(f"a JPEG with {len(scans)} scans; {JPEG_SCANS_MAX} are allowed")
@@ -212,14 +202,14 @@ def _probe_png(data: memoryview) -> ImageHeader:
     if (length, kind) != (13, b"IHDR"):
         raise SampleUndecodable("a PNG that does not start with its dimensions")
     tagged, profile, name, deflated = 0, 0, "PNG", 0
-    for chunk in png_chunks(data):
+    for chunk in containers.png_chunks(data):
         if chunk.kind == b"IDAT":
             deflated += chunk.content_bytes
         elif chunk.kind == b"eXIf":
             tagged = tagged or block_orientation(data[chunk.start + 8 : chunk.end - 4])
         elif chunk.kind in TEXTS:
             profile = profile or raw_profile_orientation(chunk.kind, data[chunk.start + 8 : chunk.end - 4])
-        elif chunk.kind in ANIMATION:
+        elif chunk.kind in containers.ANIMATION:
             name = "APNG"
     bits, colors = unpack_from("BB", data, _PNG_BITS_AT)
     pixel_bits, is_interlaced = bits * _PNG_CHANNELS.get(colors, 1), data[_PNG_INTERLACED_AT] != 0
@@ -252,7 +242,7 @@ def _probe_webp(data: memoryview) -> ImageHeader:
 
 
 def _webp_orientation(data: memoryview, end: int) -> int:
-    blocks = (data[start:stop] for kind, start, stop in webp_chunks(data, 12, end) if kind == b"EXIF")
+    blocks = (data[start:stop] for kind, start, stop in containers.webp_chunks(data, 12, end) if kind == b"EXIF")
     return next((block_orientation(block) for block in blocks), 1)
 
 
@@ -267,7 +257,7 @@ def _probe_bmp(data: memoryview) -> ImageHeader:
         width, height, bits = unpack_from("<HH2xH", data, 18)
     else:
         width, height, bits, compression = unpack_from("<ii2xHI", data, 18)
-    bitmap_layout(data)
+    containers.bitmap_layout(data)
     height = abs(height)
     has_all = compression in _BMP_UNCOMPRESSED and bits > 0
     needed = pixels_at + (width * bits + 31) // 32 * 4 * height if has_all else pixels_at
@@ -280,19 +270,19 @@ def _probe_bmp(data: memoryview) -> ImageHeader:
 def _probe_gif(data: memoryview) -> ImageHeader:
     """The first frame's own size may not exceed the screen's, or decoders disagree."""
     width, height, flags = unpack_from("<HHB", data, 6)
-    position, pixels_max = 13 + gif_color_bytes(flags), None
-    for _ in range(CHUNKS_MAX):
+    position, pixels_max = 13 + containers.gif_color_bytes(flags), None
+    for _ in range(containers.CHUNKS_MAX):
         introducer, frame_pixels = data[position], 0
         if introducer == _GIF_TRAILER:
             pixels_max = free_pixels(len(data)) if pixels_max is None else pixels_max
             return ImageHeader("GIF", height, width, 1, 0, pixels_max, _GIF_HELD_BYTES * height * width)
-        if introducer == GIF_EXTENSION:  # its label, then data
+        if introducer == containers.GIF_EXTENSION:  # its label, then data
             position += 2
         elif introducer == _GIF_FRAME:  # its place, a color table, the size of a code, then data
             left, top, frame_width, frame_height, flags = unpack_from("<HHHHB", data, position + 1)
             if left + frame_width > width or top + frame_height > height:
                 raise SampleUndecodable("a GIF with a frame larger than its screen")
-            position += 11 + gif_color_bytes(flags)
+            position += 11 + containers.gif_color_bytes(flags)
             frame_pixels = frame_width * frame_height
         else:
             raise SampleUndecodable(f"a GIF with the unknown block 0x{introducer:02x} at byte {position}")
@@ -304,7 +294,7 @@ def _probe_gif(data: memoryview) -> ImageHeader:
             pixels_max = lzw_pixels_max(data[start - 1], position - start)
             if frame_pixels < min(height * width, pixels_max + 1):  # around it there is the screen
                 pixels_max = free_pixels(len(data))
-    raise SampleUndecodable(f"a GIF with more than {CHUNKS_MAX} blocks")
+    raise SampleUndecodable(f"a GIF with more than {containers.CHUNKS_MAX} blocks")
 
 
 _PROBES: Mapping[str, Callable[[memoryview], ImageHeader]] = {

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.effects import IMAGE_DIMENSIONS
+from batchd.data.pipeline.image import options
 from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.followers import Followers
 from batchd.data.pipeline.image.geometry import (
@@ -52,18 +53,6 @@ from batchd.data.pipeline.image.geometry import (
 )
 from batchd.data.pipeline.image.jpeg_box import MAKES_ROWS, FileMade, FileTask, part_of, probe_file
 from batchd.data.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
-from batchd.data.pipeline.image.options import (
-    ChanceStep,
-    CropToBucket,
-    Decode,
-    Follow,
-    ImageStep,
-    Normalize,
-    RandomFlip,
-    RandomResizedCrop,
-    SubtractMean,
-    To,
-)
 from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.resample import cut_out, make_moves, plan_scaling
 from batchd.data.pipeline.join.options import JoinStep
@@ -81,16 +70,16 @@ _GRAY_DIMENSIONS = 2
 Levels: TypeAlias = npt.NDArray[np.float64]
 
 
-def can_join(step: ImageStep, following: ImageStep) -> bool:
+def can_join(step: options.ImageStep, following: options.ImageStep) -> bool:
     """True if the stage of ``step`` can do the ``following`` one, too."""
     if isinstance(step, JoinStep) or isinstance(following, JoinStep):
         return False
     return step.field == following.field and _part(step) <= _part(following)
 
 
-def _part(step: ImageStep) -> int:
+def _part(step: options.ImageStep) -> int:
     """The part of a stage that does a step: 0 decodes, 1 moves, 2 recolors, 3 converts."""
-    if isinstance(step, Decode | Follow):
+    if isinstance(step, options.Decode | options.Follow):
         return 0
     if planner_for(step):
         return 1
@@ -98,13 +87,13 @@ def _part(step: ImageStep) -> int:
     return 2 if type(step) in kinds else 3
 
 
-def _parts_of(steps: Sequence[ImageStep], timings: Timings) -> tuple[tuple[int, int, int], list[int]]:
+def _parts_of(steps: Sequence[options.ImageStep], timings: Timings) -> tuple[tuple[int, int, int], list[int]]:
     """The timings of decoding, moving and converting, and that of each step that recolors.
 
     Work without a step (a turn by EXIF, a copy) counts for the part before it, else after it.
     """
     decoding, moving, recoloring, converting = (
-        [step.op for step in steps if _part(step) == part and not isinstance(step, Follow)] for part in range(4)
+        [step.op for step in steps if _part(step) == part and not isinstance(step, options.Follow)] for part in range(4)
     )
     before = [timings.part("+".join(names)) if names else None for names in (decoding, moving)]
     each = [timings.part(name) for name in recoloring]
@@ -144,7 +133,7 @@ class ImageStage:
 
     def __init__(  # noqa: PLR0913, PLR0917  each is one thing that all samples share
         self,
-        steps: Sequence[ImageStep],
+        steps: Sequence[options.ImageStep],
         before: Mapping[str, Column],
         after: Mapping[str, Column],
         writes: frozenset[str],
@@ -153,12 +142,12 @@ class ImageStage:
         decoder: Decoder | None = None,
         sized: Column | None = None,
     ) -> None:
-        decode = steps[0] if isinstance(steps[0], Decode) else None
+        decode = steps[0] if isinstance(steps[0], options.Decode) else None
         self._timings = timings
         self.field = steps[0].field
         source, made = before[self.field], after[self.field]
         self._written = made if self.field in writes else None
-        self._sized = sized if any(isinstance(step, CropToBucket) for step in steps) else None
+        self._sized = sized if any(isinstance(step, options.CropToBucket) for step in steps) else None
         self._dtype = np.dtype(made.dtype)
         self._channels = _channel_count(made)
         self._channels_first = made.channels_first
@@ -173,9 +162,12 @@ class ImageStage:
         self._first_crop = _first_crop(steps) if decode and decoder else None
         moves_followers = bool(made.followers) and (
             bool(self._planners)
-            or any(isinstance(step, Follow) or (isinstance(step, ChanceStep) and step.loses_edges) for step in steps)
+            or any(
+                isinstance(step, options.Follow) or (isinstance(step, options.ChanceStep) and step.loses_edges)
+                for step in steps
+            )
         )
-        follow = next((step for step in steps if isinstance(step, Follow)), None)
+        follow = next((step for step in steps if isinstance(step, options.Follow)), None)
         self._followers = Followers(made, before, after, writes, follow) if moves_followers else None
         recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
         (self._decoding, self._moving, self._converting), recoloring = _parts_of(steps, timings)
@@ -190,7 +182,7 @@ class ImageStage:
         self._may_resize = any(step.may_resize for step in steps)
         first = next((step for step, _recolor, _part in self._recolors), None)
         is_alone = not self._decoder and not self._planners
-        is_certain = isinstance(first, ChanceStep) and first.probability == 1 and first.takes_canvas
+        is_certain = isinstance(first, options.ChanceStep) and first.probability == 1 and first.takes_canvas
         self._takes_canvas = is_alone and is_certain
         self._moves_channels = (1 if decode.color == "gray" else 3) if decode else _channel_count(source)
 
@@ -492,11 +484,11 @@ class ClipsStage:
         values[field] = out
 
 
-def _first_crop(steps: Sequence[ImageStep]) -> RandomResizedCrop | None:
+def _first_crop(steps: Sequence[options.ImageStep]) -> options.RandomResizedCrop | None:
     """The crop of random size that decides which part of an image is decoded, if there is one."""
-    moving = (step for step in steps if planner_for(step) and not isinstance(step, RandomFlip))
+    moving = (step for step in steps if planner_for(step) and not isinstance(step, options.RandomFlip))
     first = next(moving, None)
-    return first if isinstance(first, RandomResizedCrop) else None
+    return first if isinstance(first, options.RandomResizedCrop) else None
 
 
 def _channel_count(column: Column) -> int:
@@ -516,29 +508,29 @@ def _look_up(pixels: Pixels, tables: Image, out: Image) -> None:
 
 
 @singledispatch
-def conversion(_step: ImageStep, _levels: Levels) -> tuple[Levels, str] | None:
+def conversion(_step: options.ImageStep, _levels: Levels) -> tuple[Levels, str] | None:
     """The numbers and the dtype that a step makes of the levels 0 to 255; None if it makes none."""
     return None
 
 
 @conversion.register
-def _normalize(step: Normalize, levels: Levels) -> tuple[Levels, str]:
+def _normalize(step: options.Normalize, levels: Levels) -> tuple[Levels, str]:
     return (levels / 255 - np.array(step.mean)) / np.array(step.std), step.dtype
 
 
 @conversion.register
-def _subtract_mean(step: SubtractMean, levels: Levels) -> tuple[Levels, str]:
+def _subtract_mean(step: options.SubtractMean, levels: Levels) -> tuple[Levels, str]:
     return (levels - np.array(step.mean)) * step.scale, "float32"
 
 
 @conversion.register
-def _to(step: To, levels: Levels) -> tuple[Levels, str] | None:
+def _to(step: options.To, levels: Levels) -> tuple[Levels, str] | None:
     if step.dtype == "uint8":
         return None
     return levels / 255 if step.scale else levels, step.dtype
 
 
-def _tables(step: ImageStep, channels: int) -> npt.NDArray[np.floating] | None:
+def _tables(step: options.ImageStep, channels: int) -> npt.NDArray[np.floating] | None:
     """Compute every result of a step that makes floating-point numbers, each rounded once."""
     levels = np.broadcast_to(np.arange(256, dtype=np.float64)[np.newaxis, :, np.newaxis], (1, 256, channels))
     made = conversion(step, levels)

@@ -8,23 +8,13 @@ audio: float32 [?, 2]    --log_mel-->   audio: float32 [?, 80, 2]
 from batchd.data.pipeline.effects import FLOAT_MAX, Columns, StepInvalid, changed, column_of, described, effect
 from batchd.data.pipeline.media.effects import check_libraries
 from batchd.data.pipeline.media.options import libraries_of
-from batchd.data.pipeline.sound.options import (
-    SOUND_TYPES,
-    FolderSound,
-    Gain,
-    NormalizeLoudness,
-    SoundStep,
-    SpecAugment,
-    SpectrumStep,
-    Speed,
-    Trim,
-)
+from batchd.data.pipeline.sound import options
 from batchd.data.pipeline.step_files import StepFileInvalid, check_content, files_below
 from batchd.data.samples.columns import Column
 
 
 @effect.register
-def _spectrogram(step: SpectrumStep, columns: Columns) -> Columns:
+def _spectrogram(step: options.SpectrumStep, columns: Columns) -> Columns:
     samples, *channels = _sound(step, columns).shape
     if samples is not None and samples < step.samples_min:
         raise StepInvalid(f'"{step.op}" needs {step.samples_min} samples or more, and {step.field!r} has {samples}')
@@ -33,33 +23,33 @@ def _spectrogram(step: SpectrumStep, columns: Columns) -> Columns:
 
 
 @effect.register
-def _scaled(step: Gain | NormalizeLoudness | FolderSound, columns: Columns) -> Columns:
+def _scaled(step: options.Gain | options.NormalizeLoudness | options.FolderSound, columns: Columns) -> Columns:
     _sound(step, columns)
-    if isinstance(step, FolderSound):
+    if isinstance(step, options.FolderSound):
         check_libraries(step.op, libraries_of(step.formats))
     return changed(step, columns, dtype="float32")
 
 
 @effect.register
-def _speed(step: Speed, columns: Columns) -> Columns:
+def _speed(step: options.Speed, columns: Columns) -> Columns:
     samples, *channels = _sound(step, columns).shape
     return changed(step, columns, dtype="float32", shape=(samples if set(step.factors) == {1} else None, *channels))
 
 
 @effect.register
-def _trim(step: Trim, columns: Columns) -> Columns:
+def _trim(step: options.Trim, columns: Columns) -> Columns:
     _samples, *channels = _sound(step, columns).shape
     return changed(step, columns, shape=(None, *channels))
 
 
 @check_content.register
-def _check_folder(step: FolderSound) -> None:
+def _check_folder(step: options.FolderSound) -> None:
     if not files_below(step.root, step.patterns):
         raise StepFileInvalid(f"{step.root} has no file that patterns = {list(step.patterns)} match")
 
 
 @effect.register
-def _spec_augment(step: SpecAugment, columns: Columns) -> Columns:
+def _spec_augment(step: options.SpecAugment, columns: Columns) -> Columns:
     column = column_of(step, columns)
     if column.kind != "array" or column.dtype not in FLOAT_MAX or len(column.shape) not in (2, 3):
         raise StepInvalid(
@@ -70,12 +60,12 @@ def _spec_augment(step: SpecAugment, columns: Columns) -> Columns:
     return changed(step, columns)
 
 
-def _sound(step: SoundStep, columns: Columns) -> Column:
+def _sound(step: options.SoundStep, columns: Columns) -> Column:
     column = column_of(step, columns)
-    is_sound = column.kind == "array" and column.dtype in SOUND_TYPES and len(column.shape) in (1, 2)
+    is_sound = column.kind == "array" and column.dtype in options.SOUND_TYPES and len(column.shape) in (1, 2)
     if not is_sound or None in column.shape[1:]:
         raise StepInvalid(
-            f'"{step.op}" needs sound, {" or ".join(SOUND_TYPES)} [samples] or [samples, channels], and {column.name!r} is '
-            f"{described(column)}"
+            f'"{step.op}" needs sound, {" or ".join(options.SOUND_TYPES)} [samples] or [samples, channels], '
+            f"and {column.name!r} is {described(column)}"
         )
     return column

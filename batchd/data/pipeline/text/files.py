@@ -34,17 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.pipeline.step_files import MappedFile, StepFileInvalid, npy_header, open_file, read_file
+from batchd.data.pipeline.text import chats
 from batchd.data.pipeline.text.byte_pairs import EncodedWords, word_encoder
-from batchd.data.pipeline.text.chats import (
-    FIRST_MARK,
-    ChatMessage,
-    ChatWriter,
-    Template,
-    Written,
-    messages_of,
-    read_template,
-    tools_of,
-)
 from batchd.data.pipeline.text.options import TOKEN_MAX, Chat, Tokenize
 from batchd.data.samples.errors import SampleUndecodable
 from batchd_wire.wording import counted
@@ -274,7 +265,7 @@ class ChatTokenizer:
     def __init__(self, step: Chat) -> None:
         from tokenizers import AddedToken  # noqa: PLC0415  needs an extra
 
-        template = read_template(step.template)
+        template = chats.read_template(step.template)
         name = step.template if isinstance(step.template, str) else step.template.name
         if step.tools and template.tools is None:
             raise StepFileInvalid(f'the template "{name}" has no tools, so tools = {step.tools!r} cannot be written')
@@ -286,7 +277,7 @@ class ChatTokenizer:
         if step.image:
             template = _with_image(template, step, added)
         special = (*template.tokens, *(template.tools.tokens if template.tools is not None else ()))
-        self._writer = ChatWriter(name, template, step.loss, generation=step.generation_prompt)
+        self._writer = chats.ChatWriter(name, template, step.loss, generation=step.generation_prompt)
         self._image = self._writer.with_marks(step.image)
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -297,7 +288,7 @@ class ChatTokenizer:
             )
         numbers = tokenizer.get_vocab().values()
         largest = max(numbers)
-        marks = [chr(FIRST_MARK + number) for number in range(len(special))]
+        marks = [chr(chats.FIRST_MARK + number) for number in range(len(special))]
         for mark, token in zip(marks, special, strict=True):
             like = added[token][1]
             made = AddedToken(mark, lstrip=like.lstrip, rstrip=like.rstrip, normalized=False, special=False)
@@ -314,7 +305,7 @@ class ChatTokenizer:
     def tokens_of(self, value: object, tools: object = None) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Tokens int32 [n], and their mask uint8 [n]. Raises ``SampleUndecodable``."""
         step = self._step
-        messages, known = messages_of(step.field, value, self._image), tools_of(step.tools, tools)
+        messages, known = chats.messages_of(step.field, value, self._image), chats.tools_of(step.tools, tools)
         written = self._writer.write(messages, known)
         found = self._encoded(written)
         if len(found) > step.max_length:
@@ -332,7 +323,7 @@ class ChatTokenizer:
             raise SampleUndecodable(f"the chat has no token to learn: no words of {', '.join(step.loss)}")
         return tokens, mask
 
-    def _encoded(self, written: Written) -> "Encoding | EncodedWords":
+    def _encoded(self, written: chats.Written) -> "Encoding | EncodedWords":
         found = None if self._words is None else self._words.encode(written.text)
         if found is not None:
             return found
@@ -341,11 +332,11 @@ class ChatTokenizer:
 
     def _last_exchanges(
         self,
-        messages: list[ChatMessage],
-        written: Written,
+        messages: list[chats.ChatMessage],
+        written: chats.Written,
         found: "Encoding | EncodedWords",
         tools: Sequence[Mapping[str, object]],
-    ) -> tuple[Written, "Encoding | EncodedWords"]:
+    ) -> tuple[chats.Written, "Encoding | EncodedWords"]:
         """The system, and the last whole exchanges that fit."""
         total, longest = len(found), self._step.max_length
         starts = [_token_at(found, first, len(written.text), 1) for first in written.exchanges]
@@ -361,7 +352,7 @@ class ChatTokenizer:
         raise SampleUndecodable(f"the last exchange of the chat alone is longer than max_length = {longest}")
 
 
-def _with_image(template: Template, step: Chat, added: Collection[str]) -> Template:
+def _with_image(template: chats.Template, step: Chat, added: Collection[str]) -> chats.Template:
     """The template with the special tokens of an image. Raises ``StepFileInvalid`` without any."""
     of_image = [token for token in added if token in step.image]
     if not of_image:

@@ -10,14 +10,7 @@ import numpy as np
 from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, Stage, make_stage
-from batchd.data.pipeline.text.files import (
-    ChatTokenizer,
-    TextTokenizer,
-    WordTable,
-    read_stop_words,
-    without_words,
-    words_of,
-)
+from batchd.data.pipeline.text import files
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
@@ -33,8 +26,8 @@ def _lowercase(step: Lowercase, _before: Columns, _after: Columns) -> Stage:
 @make_stage.register
 def _remove_stopwords(step: RemoveStopwords, _before: Columns, _after: Columns) -> Stage:
     lower = step.case == "ignore"
-    words = read_stop_words(step.file, lower=lower)
-    return _changing(step.field, lambda text: without_words(text, words, lower=lower))
+    words = files.read_stop_words(step.file, lower=lower)
+    return _changing(step.field, lambda text: files.without_words(text, words, lower=lower))
 
 
 def _changing(field: str, change: Callable[[str], str]) -> Stage:
@@ -63,11 +56,11 @@ def _text_bytes(step: TextBytes, _before: Columns, _after: Columns) -> Stage:
 
 @make_stage.register
 def _lookup(step: Lookup, _before: Columns, _after: Columns) -> Stage:
-    table = WordTable(step.words, step.table)
+    table = files.WordTable(step.words, step.table)
 
     def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
         table.check()
-        rows = table.rows_of(list(words_of(_text_in(values, step.field))))
+        rows = table.rows_of(list(files.words_of(_text_in(values, step.field))))
         if step.unknown == "skip":
             rows = [row for row in rows if row >= 0]
         if len(rows) > step.max_words and not step.truncation:
@@ -84,7 +77,7 @@ def _lookup(step: Lookup, _before: Columns, _after: Columns) -> Stage:
 
 @make_stage.register
 def _tokenize(step: Tokenize, _before: Columns, _after: Columns) -> Stage:
-    tokenizer = TextTokenizer(step)
+    tokenizer = files.TextTokenizer(step)
 
     def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
         tokens = tokenizer.tokens_of(_text_in(values, step.field))
@@ -104,7 +97,7 @@ def _tokenize(step: Tokenize, _before: Columns, _after: Columns) -> Stage:
 
 @make_stage.register
 def _chat(step: Chat, _before: Columns, _after: Columns) -> Stage:
-    tokenizer = ChatTokenizer(step)
+    tokenizer = files.ChatTokenizer(step)
 
     def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
         tools = values.pop(step.tools) if step.tools else None

@@ -22,16 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from batchd.data.functions import load
 from batchd.data.functions.find import CallArguments
-from batchd.data.functions.load import (
-    FunctionFailed,
-    FunctionUnusable,
-    Here,
-    NotAsDeclared,
-    call,
-    checked_value,
-    load_for,
-)
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
 from batchd.data.samples.values import Value
@@ -52,16 +44,16 @@ class PythonReader(PlainReader):
         self._max_bytes = max_bytes
         try:
             self._object = make_object(source.function, source.options)
-        except FunctionFailed as error:
-            raise FunctionUnusable(f"calling {source.function} in a worker: {error}") from None
+        except load.FunctionFailed as error:
+            raise load.FunctionUnusable(f"calling {source.function} in a worker: {error}") from None
         if not hasattr(type(self._object), "__getitem__"):
-            raise FunctionUnusable(f"what {source.function} returns in a worker has no __getitem__")
+            raise load.FunctionUnusable(f"what {source.function} returns in a worker has no __getitem__")
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         try:
-            given = call(getitem, self._object, sample)
-        except FunctionFailed as error:
+            given = load.call(getitem, self._object, sample)
+        except load.FunctionFailed as error:
             raise SampleUnreadable(str(error)) from None
         return _values_of(self._columns, _named(self._columns, given), self._max_bytes)
 
@@ -75,7 +67,7 @@ class PythonReader(PlainReader):
 
 def make_object(function: str, options: dict[str, object]) -> Any:
     """Import the function and call it. Raises ``FunctionUnusable`` or ``FunctionFailed``."""
-    return call(load_for(function, CallArguments(options=options)), **options)
+    return load.call(load.load_for(function, CallArguments(options=options)), **options)
 
 
 class GeneratorReader(PlainReader):
@@ -83,7 +75,7 @@ class GeneratorReader(PlainReader):
 
     def __init__(self, source: GeneratorSource, max_bytes: int) -> None:
         self._name = source.function
-        self._function = load_for(source.function, source.arguments)
+        self._function = load.load_for(source.function, source.arguments)
         self._options = source.options
         self._takes_rng = _takes_rng(self._function)
         self._seed = source.seed
@@ -99,7 +91,7 @@ class GeneratorReader(PlainReader):
         """The next sample, whatever number is asked for."""
         try:
             return _values_of(self._columns, self._next(), self._max_bytes)
-        except FunctionFailed as error:
+        except load.FunctionFailed as error:
             self._running, self._rows = None, range(0)
             raise SampleUnreadable(f"{error}\n  so the generator was restarted") from None
 
@@ -115,23 +107,23 @@ class GeneratorReader(PlainReader):
             return _named(self._columns, self._yielded())
         if not self._rows:
             self._batch = _named(self._columns, self._yielded())
-            lengths = {name: call(len, values) for name, values in self._batch.items()}
+            lengths = {name: load.call(len, values) for name, values in self._batch.items()}
             if len(set(lengths.values())) > 1:
                 raise SampleUnreadable(f"a batch whose fields have different lengths: {lengths}")
             self._rows = range(min(lengths.values()))
             if not self._rows:
                 raise SampleUnreadable("a batch without samples")
         row, self._rows = self._rows[0], self._rows[1:]
-        return {name: call(getitem, values, row) for name, values in self._batch.items()}
+        return {name: load.call(getitem, values, row) for name, values in self._batch.items()}
 
     def _yielded(self) -> object:
         """The next value; another generator is begun if one has ended."""
         if self._running is not None:
-            given = call(next, self._running, _END)
+            given = load.call(next, self._running, _END)
             if given is not _END:
                 return given
         self._running = self._begin()
-        given = call(next, self._running, _END)
+        given = load.call(next, self._running, _END)
         if given is _END:
             self._running = None
             raise SampleUnreadable("the generator ended before it had yielded anything")
@@ -140,16 +132,16 @@ class GeneratorReader(PlainReader):
     def _begin(self) -> Iterator[object]:
         entropy = None  # the operating system chooses
         if self._seed is not None:
-            entropy = self._seed, Here.worker, *([self._begun] if self._begun else [])
+            entropy = self._seed, load.Here.worker, *([self._begun] if self._begun else [])
         random = {"rng": np.random.default_rng(entropy)} if self._takes_rng else {}
         self._begun += 1
-        return call(iter, call(self._function, **self._options, **random))
+        return load.call(iter, load.call(self._function, **self._options, **random))
 
 
 def _takes_rng(function: Callable[..., object]) -> bool:
     try:
-        parameters = call(inspect.signature, function).parameters
-    except FunctionFailed:  # written in C
+        parameters = load.call(inspect.signature, function).parameters
+    except load.FunctionFailed:  # written in C
         return False
     return "rng" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
@@ -171,8 +163,8 @@ def _named(columns: tuple[Column, ...], given: object) -> dict[str, object]:
 def _values_of(columns: tuple[Column, ...], given: Mapping[str, object], max_bytes: int) -> dict[str, Value]:
     """Values with the types of their columns. Raises ``SampleUnreadable``."""
     try:
-        values = {column.name: checked_value(column, given[column.name]) for column in columns}
-    except (NotAsDeclared, FunctionFailed) as error:
+        values = {column.name: load.checked_value(column, given[column.name]) for column in columns}
+    except (load.NotAsDeclared, load.FunctionFailed) as error:
         raise SampleUnreadable(str(error)) from None
     for name, value in values.items():
         if isinstance(value, memoryview):

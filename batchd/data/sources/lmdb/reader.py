@@ -16,18 +16,9 @@ from pathlib import Path
 
 import msgpack
 
+from batchd.data.samples import values
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
-from batchd.data.samples.values import (
-    Value,
-    from_bytes,
-    from_plain,
-    images_from,
-    nested,
-    real_number,
-    shaped,
-    whole_number,
-)
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.lmdb.environment import Environment
 from batchd.data.sources.lmdb.options import LmdbSource
@@ -54,7 +45,7 @@ class LmdbReader(PlainReader):
         self._max_bytes = max_bytes
         self._environment: Environment | None = None
 
-    def read(self, sample: int) -> Mapping[str, Value]:
+    def read(self, sample: int) -> Mapping[str, values.Value]:
         """See ``interface.Reader``."""
         part = self._part(sample)
         if self._source.format == "msgpack":
@@ -97,18 +88,18 @@ class LmdbReader(PlainReader):
                 self._environment = Environment.of(self._path)
         return self._environment
 
-    def _from_record(self, column: Column, raw: memoryview) -> Value:
+    def _from_record(self, column: Column, raw: memoryview) -> values.Value:
         if self._source.format == "text" and column.kind == "array":
             return _number(column, bytes(raw[: NUMBER_BYTES_MAX + 1]))
-        return from_bytes(column, raw, self._max_bytes)
+        return values.from_bytes(column, raw, self._max_bytes)
 
 
-def _number(column: Column, digits: bytes) -> Value:
+def _number(column: Column, digits: bytes) -> values.Value:
     text = digits.decode("utf-8", "replace").strip()
-    number = real_number(text) if column.dtype.startswith("float") else whole_number(text)
+    number = values.real_number(text) if column.dtype.startswith("float") else values.whole_number(text)
     if number is None or len(digits) > NUMBER_BYTES_MAX:
         raise SampleUnreadable(f"{column.name} is {readable(digits)!r}, which is not {column.dtype}")
-    return from_plain(column, number)
+    return values.from_plain(column, number)
 
 
 def unpacked(raw: memoryview, max_bytes: int) -> dict[str | bytes, object]:
@@ -131,21 +122,21 @@ def _refuse_extension(number: int, _data: bytes) -> None:
     raise ValueError(f"extension {number}")
 
 
-def _from_msgpack(column: Column, record: dict[str | bytes, object], name: str, max_bytes: int) -> Value:
+def _from_msgpack(column: Column, record: dict[str | bytes, object], name: str, max_bytes: int) -> values.Value:
     if name not in record:
         raise SampleUnreadable(f"has no {name!r}; there are {', '.join(map(repr, list(record)[:20]))}")
     value = record[name]
     if isinstance(value, bytes) and column.kind != "images" and (column.kind != "array" or column.shape):
-        return from_bytes(column, value, max_bytes)
+        return values.from_bytes(column, value, max_bytes)
     if column.kind == "text" and isinstance(value, str):
         return value
     if column.kind in ("json", "texts") and value is not None:
-        return nested(column, value)
+        return values.nested(column, value)
     if column.kind == "images" and isinstance(value, list):
-        return images_from(column, value, max_bytes)
+        return values.images_from(column, value, max_bytes)
     if column.kind == "array" and (isinstance(value, list) if column.shape else type(value) in (int, float, bool)):
-        numbers = from_plain(column, value)
-        return shaped(column, numbers.reshape(-1)) if column.shape else numbers
+        numbers = values.from_plain(column, value)
+        return values.shaped(column, numbers.reshape(-1)) if column.shape else numbers
     raise SampleUnreadable(f'{column.name} is {type(value).__name__} in msgpack, not "{column.text}"')
 
 
