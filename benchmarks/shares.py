@@ -4,19 +4,23 @@
     idle        ms from the end of the larger one's trainer until workers do no more for it,
                 and from its return until the first order for it is done
     hostile     1 to 1: images/s of a tenant beside one that opens streams, reads bad samples, asks
-                for the status all the time ÷ beside one that reads a stream
+                for the status all the time, defines streams over a folder of 10^6 files ÷ beside
+                one that reads a stream
 
-The parts are of the workers' time as the daemon counts it, so foreign load changes little.
+The parts are of the workers' time as the daemon counts it, so foreign load changes little. The
+trainers of the hostile tenant have the lowest priority, as if they were on a machine of their own.
 """
 
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
+from typing import NamedTuple
 
 from harness import Bench, Figure, served, spread
 
@@ -29,6 +33,8 @@ LARGE, SMALL = "large", "small"
 STREAMS = 8
 WARM_S, WINDOW_S = 3.0, 10.0
 ASKING_S = 0.005
+MANY_FILES, FILES_A_FOLDER = 1_000_000, 10_000
+LOWEST = 19
 STEPS = '[{ op = "decode" }, { op = "resize", size = [64, 64] }]'
 BAD_FILES = 64
 
@@ -40,9 +46,21 @@ def run(bench: Bench) -> None:
     with served(bench.scratch / "shares.toml") as here:
         _weights(bench, here, address, files)
         _idle(bench, here, address, files)
-    address = _written(bench, 1.0)
+    many = _many_files(bench.scratch / "many")
+    address = _written(bench, 1.0, define=many)
     with served(bench.scratch / "shares.toml") as here:
-        _hostile(bench, here, address, files)
+        _hostile(bench, here, address, files, many)
+
+
+def _many_files(folder: Path) -> str:
+    """A folder of many small files, each a link to one of a folder's."""
+    for number in range(MANY_FILES // FILES_A_FOLDER):
+        (folder / str(number)).mkdir(parents=True)
+        first = folder / str(number) / "first.jpg"
+        first.write_bytes(b"\xff\xd8\xff\xe0 no photograph")
+        for other in range(1, FILES_A_FOLDER):
+            os.link(first, folder / str(number) / f"{other}.jpg")
+    return str(folder)
 
 
 def _keys(scratch: Path) -> dict[str, str]:
@@ -57,7 +75,7 @@ def _keys(scratch: Path) -> dict[str, str]:
     return files
 
 
-def _written(bench: Bench, weight: float) -> str:
+def _written(bench: Bench, weight: float, define: str = "") -> str:
     """A configuration with a stream for one tenant, others for the other one, and bad samples."""
     bad = bench.scratch / "bad" / "class"
     bad.mkdir(parents=True, exist_ok=True)
@@ -70,7 +88,8 @@ def _written(bench: Bench, weight: float) -> str:
     ]
     (bench.scratch / "shares.toml").write_text(
         f'[daemon]\nworkers = 2\nmemory = "1GiB"\ntcp = "127.0.0.1:{port}"\nkeys_dir = "{bench.scratch}/keys"\n'
-        f'[daemon.shares]\n{LARGE} = {{ weight = {weight}, keys = ["{LARGE}"] }}\n'
+        + (f'[daemon.define]\nwho = ["key:{SMALL}"]\nroots = ["{define}"]\n' if define else "")
+        + f'[daemon.shares]\n{LARGE} = {{ weight = {weight}, keys = ["{LARGE}"] }}\n'
         f'{SMALL} = {{ keys = ["{SMALL}"] }}\n{"".join(streams)}'
         f'[streams.bad]\nsource = {{ type = "folder", path = "{bad.parent}" }}\nbatch_size = 32\n'
         f'max_bad_fraction = 1.0\non_error = "mask"\npipeline = {STEPS}\n'
@@ -78,12 +97,25 @@ def _written(bench: Bench, weight: float) -> str:
     return f"tcp://127.0.0.1:{port}"
 
 
+class Doing(NamedTuple):
+    """What the trainers of a tenant do: read these streams, as fast as they get batches.
+
+    ``nicer``: of what priority. ``asks``: whether one asks for the status all the time.
+    ``defines``: the folder of streams that one defines, again and again.
+    """
+
+    streams: Sequence[str]
+    nicer: int = 0
+    asks: bool = False
+    defines: str = ""
+
+
 @contextmanager
-def _reading(address: str, key: str, streams: Sequence[str], *, asks: bool = False) -> Iterator[None]:
-    """Trainers in a process of their own, as fast as they get batches; ``asks``: for the status."""
+def _reading(address: str, key: str, doing: Doing) -> Iterator[None]:
+    """Trainers in a process of their own."""
     context = multiprocessing.get_context("spawn")
     over = context.Event()
-    process = context.Process(target=_read_all, args=(address, key, streams, asks, over))
+    process = context.Process(target=_read_all, args=(address, key, doing, over))
     process.start()
     try:
         yield
@@ -92,9 +124,11 @@ def _reading(address: str, key: str, streams: Sequence[str], *, asks: bool = Fal
         process.join()
 
 
-def _read_all(address: str, key: str, streams: Sequence[str], asks: bool, over: Event) -> None:
-    readers = [Thread(target=_read, args=(address, key, name, over)) for name in streams]
-    readers += [Thread(target=_ask, args=(address, key, over))] if asks else []
+def _read_all(address: str, key: str, doing: Doing, over: Event) -> None:
+    os.nice(doing.nicer)
+    readers = [Thread(target=_read, args=(address, key, name, over)) for name in doing.streams]
+    readers += [Thread(target=_ask, args=(address, key, over))] if doing.asks else []
+    readers += [Thread(target=_define, args=(address, key, doing.defines, over))] if doing.defines else []
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -119,6 +153,14 @@ def _ask(address: str, key: str, over: Event) -> None:
                 over.wait(ASKING_S)
 
 
+def _define(address: str, key: str, folder: str, over: Event) -> None:
+    table = {"source": {"type": "folder", "path": folder}, "pipeline": [{"op": "decode"}], "batch_size": 8}
+    with batchd_client.connect(address, key=key) as daemon:
+        while not over.wait(ASKING_S):
+            with suppress(BatchdClientError):  # the sizes of its images are not known
+                daemon.define("many", {**table, "seed": time.monotonic_ns() % 1_000_000}, keep_s=0).close()
+
+
 def _work(daemon: batchd_client.Daemon) -> dict[str, tuple[float, int]]:
     """Worker seconds and samples of each tenant so far."""
     found = {LARGE: (0.0, 0), SMALL: (0.0, 0)}
@@ -140,8 +182,8 @@ def _weights(bench: Bench, here: str, address: str, files: dict[str, str]) -> No
     small = [f"{SMALL}{number}" for number in range(STREAMS)]
     with (
         batchd_client.connect(here) as daemon,
-        _reading(address, files[LARGE], [LARGE]),
-        _reading(address, files[SMALL], small),
+        _reading(address, files[LARGE], Doing([LARGE])),
+        _reading(address, files[SMALL], Doing(small)),
     ):
         time.sleep(WARM_S)
         parts = []
@@ -158,7 +200,7 @@ def _idle(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
     with (
         batchd_client.connect(here) as daemon,
         batchd_client.connect(address, key=files[LARGE]) as large,
-        _reading(address, files[SMALL], [f"{SMALL}{number}" for number in range(STREAMS)]),
+        _reading(address, files[SMALL], Doing([f"{SMALL}{number}" for number in range(STREAMS)])),
     ):
         for _ in range(bench.rounds):
             before_s = _work(daemon)[LARGE][0]
@@ -185,16 +227,16 @@ def _idle(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
     bench.report(Figure("shares-given-away-ms", statistics.median(given_ms), "<=", 100, 0))
 
 
-def _hostile(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
+def _hostile(bench: Bench, here: str, address: str, files: dict[str, str], many: str) -> None:
     ratios = []
     worst = [*(f"{SMALL}{number}" for number in range(STREAMS)), "bad", "bad"] * 2
-    with batchd_client.connect(here) as daemon, _reading(address, files[LARGE], [LARGE]):
+    with batchd_client.connect(here) as daemon, _reading(address, files[LARGE], Doing([LARGE])):
         for _ in range(bench.rounds):
             rates = []
-            for streams, asks in (([f"{SMALL}0"], False), (worst, True)):
-                with _reading(address, files[SMALL], streams, asks=asks):
+            for doing in (Doing([f"{SMALL}0"], LOWEST), Doing(worst, LOWEST, asks=True, defines=many)):
+                with _reading(address, files[SMALL], doing):
                     time.sleep(WARM_S)
-                    work = bench.measure(f"beside {len(streams)} streams", lambda: _window(daemon))
+                    work = bench.measure(f"beside {len(doing.streams)} streams", lambda: _window(daemon))
                 rates.append(work[LARGE])
             ratios.append(rates[1][1] / rates[0][1])
             print(

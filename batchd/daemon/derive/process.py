@@ -20,6 +20,7 @@ that a fork or a trainer has written.
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,8 @@ END_MAX_S = 1.0
 """A fork that has closed its channel has so long to end by itself, which tells how."""
 HUNG_MAX = 16
 """Forks that were ended and are still there, as some storages hold them."""
+LONG_CPU_S, LONG_NICER = 0.5, 14
+"""After so much processor time a fork has the lowest priority."""
 WITH_SCAN = 4
 """Descriptors of an answer with a scan that is to be kept."""
 _WorkOut: TypeAlias = Callable[[ExitStack], tuple[StreamDerived, list[int]]]
@@ -162,6 +165,7 @@ class _Forks:
         if isinstance(forked, socket.socket):
             self._leave(owner)
             ScanMemory(AT_ONCE_MAX).bound()
+            _give_way_when_long()
             with forked:
                 _answer_with(forked, work_out)
             sys.exit(0)
@@ -260,6 +264,12 @@ def _answer_with(channel: socket.socket, work_out: _WorkOut) -> None:
         except (BatchdError, OSError, MemoryError, RecursionError) as error:
             answer, descriptors = StreamDerived(problem=_said(error)[:ANSWER_CHARACTERS_MAX]), []
         send_message(channel, answer, descriptors)
+
+
+def _give_way_when_long() -> None:
+    """Leave the processors to workers and trainers once it has taken long: a large scan."""
+    signal.signal(signal.SIGPROF, lambda _signal, _frame: os.nice(LONG_NICER))
+    signal.setitimer(signal.ITIMER_PROF, LONG_CPU_S)
 
 
 def _said(error: BaseException) -> str:
