@@ -138,7 +138,7 @@ def open_video(file: PlainFile, options: Mapping[str, str] = {}) -> tuple[InputC
             container_options={**_LIMITS, **options},
             metadata_errors="replace",
             buffer_size=READ_BYTES,
-            io_open=_open_nothing,
+            io_open=open_nothing,
         )
     except av.FFmpegError as error:
         raise VideoUnreadable(f"is no {FORMATS_SHOWN}, or damaged at its header: {reason_of(error)}") from None
@@ -170,6 +170,6 @@ def reason_of(error: av.FFmpegError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _open_nothing(url: str, *_others: object) -> NoReturn:
+def open_nothing(url: str, *_others: object) -> NoReturn:
     """Refuse: no content of a file leads to another file."""
-    raise PermissionError(f"a video may not open {url!r}")
+    raise PermissionError(f"a file of sound or video may not open {url!r}")

@@ -12,8 +12,7 @@
     order        0   2   3   1   4   6   7   5
     keys         0   0   0   0   4   4   4   4
 
-Frames and packets are counted within their file. The source keeps, beside its own, the array
-``ends`` of ``GrowingFrames``: where each file begins in names, frames and packets.
+Frames and packets are counted within their file. The source keeps ``ends``, beside its own.
 
 Invariants: no decoder runs in the scan. Within a file, frames are in the order of their times, and
 no two times are the same.
@@ -30,13 +29,14 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.media.containers import PlainFile, open_video
+from batchd.data.media.containers import PlainFile, VideoUnreadable, open_video
 from batchd.data.media.frames import CHANGED, FileFrames, PixelOptions, Pixels, VideoFrames, frames_of
 from batchd.data.media.opened import OpenVideos
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, number_array
 from batchd.data.storage.paths import blaming_the_sample, open_within
+from batchd.data.storage.values import fingerprint
 from batchd_wire.views import Array
 
 DIGEST_BYTES = 32
@@ -46,7 +46,7 @@ class GrowingFrames:
     """The arrays while they are built."""
 
     def __init__(self) -> None:
-        self.ends = array("q", [0, 0, 0])
+        self._ends = array("q", [0, 0, 0])
         self._names = bytearray()
         self._units = array("q")
         self._digests = bytearray()
@@ -58,21 +58,30 @@ class GrowingFrames:
     def __len__(self) -> int:
         return len(self._units) // 2
 
-    def add(self, name: bytes, file: BinaryIO, digest: str, progress: Callable[[], None]) -> FileFrames:
-        """Add a file, whose packets are read. Raises ``VideoUnreadable``."""
-        container, stream = open_video(PlainFile(file.fileno()))
-        with container:
-            frames = frames_of(container, stream, progress)
-        self._add(name, digest, frames)
-        return frames
+    def add(self, name: bytes, file: BinaryIO, progress: Callable[[], None]) -> tuple[FileFrames, str]:
+        """Add a file, whose packets are read. The second is why it has no frames, if it is none."""
+        digest, reason = fingerprint(file, os.fstat(file.fileno()).st_size)[1], ""
+        try:
+            container, stream = open_video(PlainFile(file.fileno()))
+            with container:
+                frames = frames_of(container, stream, progress)
+        except VideoUnreadable as error:
+            none = np.zeros(0, np.uint32)
+            frames, reason = FileFrames(none, none, none.astype(np.int64), none, (1, 1)), str(error)
+        self._names += name
+        self._order.frombytes(frames.order.tobytes())
+        self._keys.frombytes(frames.keys.tobytes())
+        self._times.frombytes(frames.times.tobytes())
+        self._checksums.frombytes(frames.checksums.tobytes())
+        self._digests += bytes.fromhex(digest)
+        self._units.extend(frames.unit)
+        self._ends.extend((len(self._names), len(self._order), len(self._times)))
+        return frames, reason
 
-    def add_unreadable(self, name: bytes, digest: str) -> FileFrames:
-        """Add a file without frames, which is no video."""
-        frames = FileFrames(
-            np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.uint32), (1, 1)
-        )
-        self._add(name, digest, frames)
-        return frames
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Where each file begins in names, frames and packets, and the end: ``[3, files + 1]``."""
+        return np.ascontiguousarray(number_array(self._ends).reshape(-1, 3).T)
 
     def arrays(self) -> dict[str, Array]:
         """The arrays, apart from ``ends``; nothing may be added afterwards."""
@@ -85,16 +94,6 @@ class GrowingFrames:
             "times": number_array(self._times),
             "checksums": number_array(self._checksums),
         }
-
-    def _add(self, name: bytes, digest: str, frames: FileFrames) -> None:
-        self._names += name
-        self._order.frombytes(frames.order.tobytes())
-        self._keys.frombytes(frames.keys.tobytes())
-        self._times.frombytes(frames.times.tobytes())
-        self._checksums.frombytes(frames.checksums.tobytes())
-        self._digests += bytes.fromhex(digest)
-        self._units.extend(frames.unit)
-        self.ends.extend((len(self._names), len(self._order), len(self._times)))
 
 
 class OpenLimits(NamedTuple):

@@ -18,15 +18,15 @@ from contextlib import closing, suppress
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import av
-import av.logging
 import numpy as np
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 from numpy.typing import NDArray
 
+from batchd.data.media.containers import READ_BYTES, open_nothing, reason_of
 from batchd.data.pipeline.media.streams import (
     SHOWN,
     ByteStream,
@@ -65,7 +65,6 @@ _WITH_MEMORY: Final = frozenset({"aac", "opus", "libopus", "ac3", "eac3", "mp2"}
 """Decoders whose samples depend on where decoding began: by drawn noise, or by a filter."""
 _UNINDEXED: Final = ("mp3", "aac")
 """Formats of which FFmpeg finds a packet by reading all before it."""
-_READ_BYTES: Final = 64 << 10
 _TAIL_S: Final = 2
 _TABLES: Final = (b"Xing", b"Info", b"VBRI")
 _FIRST_FRAMES_BYTES: Final = 4096
@@ -74,9 +73,6 @@ _JITTER: Final = Fraction(1, 500)
 
 Piece: TypeAlias = tuple[int, Wave]
 """The number of a first sample, and the samples from there on."""
-
-av.logging.set_level(None)
-"""FFmpeg would write to the standard error about each damaged packet."""
 
 
 class CodedSound:
@@ -194,12 +190,12 @@ class CodedSound:
                     "usetoc": "0",
                 },
                 metadata_errors="replace",
-                buffer_size=_READ_BYTES,
-                io_open=_open_nothing,
+                buffer_size=READ_BYTES,
+                io_open=open_nothing,
             )
         except av.FFmpegError as error:
             self._stream.check()
-            raise SampleUndecodable(f"is {SHOWN[self._kind]} that cannot be read: {_reason(error)}") from None
+            raise SampleUndecodable(f"is {SHOWN[self._kind]} that cannot be read: {reason_of(error)}") from None
 
     @property
     def _has_table(self) -> bool:
@@ -343,7 +339,7 @@ class CodedSound:
 
     def _damaged(self, place: int, error: av.FFmpegError) -> SampleUndecodable:
         self._stream.check()
-        return SampleUndecodable(f"is damaged at {max(0, place) / self.rate:.1f} s: {_reason(error)}")
+        return SampleUndecodable(f"is damaged at {max(0, place) / self.rate:.1f} s: {reason_of(error)}")
 
     def _place_of(self, time: int | None, following: int | None, grid: tuple[int, int] | None) -> int:
         """The number of the first sample of a frame."""
@@ -407,12 +403,3 @@ def _samples_of(frame: av.AudioFrame) -> Wave:
         return wave.astype(np.float32, copy=False)
     middle, scale = (128.0, 128.0) if wave.dtype.kind == "u" else (0.0, 2.0 ** (8 * wave.dtype.itemsize - 1))
     return ((wave.astype(np.float64) - middle) / scale).astype(np.float32)
-
-
-def _reason(error: av.FFmpegError) -> str:
-    return (error.strerror or str(error)).lower()
-
-
-def _open_nothing(url: str, *_others: object) -> NoReturn:
-    """Refuse: no content of a file leads to another file."""
-    raise PermissionError(f"a sound may not open {url!r}")

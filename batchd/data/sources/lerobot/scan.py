@@ -37,7 +37,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from batchd.data.media.containers import VideoUnreadable
 from batchd.data.media.frames import FileFrames
 from batchd.data.media.indexed import GrowingFrames
 from batchd.data.samples.columns import Column
@@ -70,7 +69,6 @@ from batchd.data.storage.index import SourceIndex, blob, number_array, readable
 from batchd.data.storage.paths import bound_of, check_bound
 from batchd.data.storage.patterns import Pattern, first_file
 from batchd.data.storage.survey import Survey, quick_look
-from batchd.data.storage.values import fingerprint
 from batchd.errors import SourceInvalid
 from batchd.runtime import failpoints
 from batchd_wire.views import Array
@@ -277,7 +275,8 @@ def _add_videos(
                     except SourceInvalid as error:
                         advice = f"leave out the camera {camera.key} or episode {episode.number}, or download the file"
                         raise SourceInvalid(f"{error}: {advice}") from None
-                    found, reason = _read_video(growing, name, file, partial(survey.progress, firsts[row]))
+                    failpoints.passing("scan.lerobot.opening")
+                    found, reason = growing.add(os.fsencode(name), file, partial(survey.progress, firsts[row]))
                 known[number] = _shown(found)
                 if reason:
                     unreadable[number] = reason
@@ -291,21 +290,8 @@ def _add_videos(
         raise SourceInvalid(f"{source.root / next(iter(numbers))} {unreadable[0]}, and no other video can be read")
     arrays["places"], arrays["frames"] = places, frames
     arrays["starts"] = np.array([episode.starts_s for episode in episodes], np.float64).reshape(places.shape)
-    arrays["ends"] = np.ascontiguousarray(number_array(growing.ends).reshape(-1, 3).T)
-    arrays |= growing.arrays()
+    arrays |= {"ends": growing.ends, **growing.arrays()}
     return unreadable
-
-
-def _read_video(
-    growing: GrowingFrames, name: str, file: BinaryIO, progress: Callable[[], None]
-) -> tuple[FileFrames, str]:
-    """Add a video; the second is why it cannot be read."""
-    failpoints.passing("scan.lerobot.opening")
-    digest = fingerprint(file, os.fstat(file.fileno()).st_size)[1]
-    try:
-        return growing.add(os.fsencode(name), file, digest, progress), ""
-    except VideoUnreadable as error:
-        return growing.add_unreadable(os.fsencode(name), digest), str(error)
 
 
 def _shown(frames: FileFrames) -> NDArray[np.float64]:

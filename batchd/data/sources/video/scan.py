@@ -23,7 +23,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.media.containers import VideoUnreadable
 from batchd.data.media.indexed import GrowingFrames
 from batchd.data.samples.columns import Column
 from batchd.data.sources.files.index import check_path_length, path_columns
@@ -37,7 +36,6 @@ from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, blob, number_array, readable
 from batchd.data.storage.survey import Survey
-from batchd.data.storage.values import fingerprint
 from batchd.errors import SourceInvalid
 from batchd.runtime import failpoints
 from batchd_wire.wording import counted
@@ -59,11 +57,9 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
             check_path_length("the path", name, source.path_bytes)
             with survey.open(path) as file:
                 failpoints.passing("scan.video.opening")
-                _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
-                try:
-                    frames = growing.add(name, file, digest, partial(survey.progress, samples[-1]))
-                except VideoUnreadable as error:
-                    raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
+                frames, reason = growing.add(name, file, partial(survey.progress, samples[-1]))
+            if reason:
+                raise SourceInvalid(f"{readable(os.fsencode(path))} {reason}")
             clips = -(-(len(frames.order) - source.span + 1) // source.every)
             samples.append(samples[-1] + max(0, clips))
             labels.append(label)
@@ -72,7 +68,7 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
         raise SourceInvalid(
             f"no file of {source.place} has the {counted(source.span, 'frame')} that a sample reaches over"
         )
-    of_names, of_frames, of_packets = number_array(growing.ends).reshape(-1, 3).T
+    of_names, of_frames, of_packets = growing.ends
     files = np.stack([of_names, number_array(samples), of_frames, of_packets])
     of_source = {"files": files, "labels": number_array(labels), "classes": blob(class_names)}
     all_arrays = growing.arrays() | of_source
