@@ -415,11 +415,11 @@ class DaemonConfig(_Branch):
     table. docs/sharing.md says more."""
 
     sandbox: Literal["auto", "on", "off"] = "auto"
-    """Whether workers and scans of binary files give up all but reading what their streams name,
-    before they read any of it: other files, writing, other servers, other processes. "auto": where
-    the kernel can (Linux with Landlock), unless a stream has functions of your own and no read;
-    "on": the daemon does not start otherwise; "off": they may do what the daemon's user may, also
-    those of commands and of worker hosts."""
+    """Whether workers, scans of binary files and the observer give up all but reading what streams
+    name, before they read any of it: other files, writing, other servers, other processes. "auto":
+    where the kernel can (Linux with Landlock), unless a stream has functions of your own and no
+    read; "on": the daemon does not start otherwise; "off": they may do what the daemon's user may,
+    also those of commands and of worker hosts."""
 
     writable_slots: bool = False
     """Whether trainers on this host that ask for it, as the PyTorch loader does for a GPU, may map

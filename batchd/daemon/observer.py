@@ -7,14 +7,16 @@ At the default address the observer is started for its first visitor, since most
 there; where an address was set, from the beginning. If another program has the default address, the
 daemon starts without HTTP, and listens as soon as the address is free.
 
-Invariant: the observer has exactly its listening socket and its lifeline. The daemon keeps the
+Invariant: the observer has exactly its listening socket and its lifeline, and is enclosed, unless
+the operator wants no sandbox. The daemon keeps the
 socket open, so the next observer answers requests that arrive without one.
 """
 
 import errno
+import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import monotonic, sleep
@@ -128,7 +130,15 @@ class ObserverProcess:
 
     _adopt: Adopt
 
-    def __init__(self, poller: Poller, door: HttpSocket, place: RuntimeDirectory) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        door: HttpSocket,
+        place: RuntimeDirectory,
+        may_read: Callable[[], Sequence[str] | None] = lambda: None,
+    ) -> None:
+        """``may_read``: what it reads besides its own if it is enclosed, or None if it is not."""
+        self._may_read = may_read
         self._poller = poller
         self._door = door
         self._place = place
@@ -209,7 +219,8 @@ class ObserverProcess:
         assert self._door.listener is not None
         listener = self._door.listener.fileno()
         details = "all" if self._door.details_for_all else "insiders"
-        arguments = [str(listener), os.fspath(self._place.path), details, *self._door.names]
+        may_read = json.dumps(self._may_read())
+        arguments = [str(listener), os.fspath(self._place.path), details, may_read, *self._door.names]
         child, lifeline = start_linked(
             "batchd.observe.http",
             *arguments,

@@ -153,7 +153,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
                 processes.spawn(number)
         failpoints.passing("daemon.starting")
         http = open_http(daemon, is_embedded=is_embedded)
-        observer = stack.enter_context(ObserverProcess(poller, http, names))
+        observer = stack.enter_context(ObserverProcess(poller, http, names, processes.readable))
         rings = _divide_memory(config, storage, service.waiting)
         memory.blanks = _hold_descriptors(config, rings)
         stack.callback(memory.close)

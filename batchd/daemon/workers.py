@@ -66,7 +66,13 @@ class LocalWorkers(WorkerProcesses):
 
     def enclose_for(self, needed: Iterable[Access | None]) -> bool:
         """As ``enclose``, for streams with these needs, if workers shall be enclosed at all."""
-        return self.is_sandbox_wanted and self.enclose(joined([*needed, self.roots]))
+        return self.is_sandbox_wanted and self.enclose(joined([*needed, self.roots]), is_all=True)
+
+    def readable(self) -> list[str] | None:
+        """What enclosed workers may read, as far as it is known; None if none shall be enclosed."""
+        if not self.is_sandbox_wanted:
+            return None
+        return [] if self._access is None else self._access.read
 
     def fill(self, order: OrderChunk) -> None:
         """See ``Workers``."""

@@ -1,4 +1,6 @@
-"""What a process that reads strangers' data gives up for good: by Landlock and seccomp. Workers.
+"""What a process that has to do with strangers gives up for good: by Landlock and seccomp.
+
+Workers, processes that scan, and the observer.
 
     files     reading below ``Access.read``, below Python's own folders, and its own /proc;
               writing, creating, linking, running: nothing but /dev/null
@@ -43,6 +45,7 @@ _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32 = 0x40000000
 _DATAGRAM, _TYPE_MASK = 2, 0xF
+_UNIX = 1
 _INTERNET = (2, 10, 16)  # AF_INET, AF_INET6, and AF_NETLINK, by which the C library finds addresses
 
 _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -56,6 +59,8 @@ _NEW_CALLS = (
     452,  # fchmodat2
 )
 """Refused calls that have the same number everywhere."""
+_RUNS = 2
+"""Number of the first ones of these, which run a program."""
 _REFUSED_CALLS = {
     "x86_64": (
         *(59, 322, 101, 310, 311),  # execve, execveat, ptrace, process_vm_readv, process_vm_writev
@@ -153,14 +158,14 @@ def prepare() -> None:
     version()
     _own_code()
     for has_network in (False, True):
-        _filter(has_network=has_network)
+        _filter(has_network=has_network, runs_own=False)
 
 
 def enclose(access: Access, *, runs_own: bool = False) -> None:
     """Give up all but ``access``, now and for good. Raises ``OSError``; then nothing is sure.
 
-    ``runs_own``: this process starts others of Python's folders, which are enclosed as well; they
-    read their own /proc, and no call of the kernel is refused.
+    ``runs_own``: this process starts others of Python's folders, which are enclosed as well; all
+    may make sockets of this host, and those others do not read their own /proc.
     """
     known, has_network = version(), bool(access.ports or access.any_port)
     files = sum(rights for since, rights in _FILE_RIGHTS.items() if since <= known)
@@ -172,7 +177,7 @@ def enclose(access: Access, *, runs_own: bool = False) -> None:
         network = [*_NETWORK, *filter(None, map(os.environ.get, _CREDENTIALS))] if has_network else ()
         for place in (*access.read, *_SYSTEM, *_own_code(), *network):
             _allow(ruleset, place, _READ_FILE | _READ_DIR)
-        for place in ("/proc", *_SYSTEM, *_own_code()) if runs_own else ():
+        for place in (*_SYSTEM, *_own_code()) if runs_own else ():
             _allow(ruleset, place, _READ_FILE | _READ_DIR | _EXECUTE)
         _allow(ruleset, os.devnull, _READ_FILE | _WRITE_FILE)
         ledger = filter(None, [os.environ.get(LEDGER_VARIABLE)])  # of tests
@@ -184,8 +189,7 @@ def enclose(access: Access, *, runs_own: bool = False) -> None:
         _call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
-    if not runs_own:
-        _prctl(_SECCOMP, _SECCOMP_FILTER, _filter(has_network=has_network)[0])
+    _prctl(_SECCOMP, _SECCOMP_FILTER, _filter(has_network=has_network, runs_own=runs_own)[0])
 
 
 def unreadable_code() -> str:
@@ -216,24 +220,24 @@ def _allow(ruleset: int, place: str, rights: int) -> None:
 
 
 @cache
-def _filter(*, has_network: bool) -> tuple[bytes, object]:
+def _filter(*, has_network: bool, runs_own: bool) -> tuple[bytes, object]:
     """The program as prctl(2) takes it, and the memory that it is in."""
-    program = _program(has_network=has_network)
+    program = _program(has_network=has_network, runs_own=runs_own)
     code = ctypes.create_string_buffer(program, len(program))
     return struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(code)), code
 
 
-def _program(*, has_network: bool) -> bytes:
+def _program(*, has_network: bool, runs_own: bool) -> bytes:
     """The program, of classic BPF, by which the kernel refuses calls with EPERM.
 
     A line: the operation, how many lines are skipped if it holds and if it does not, the value.
     """
     machine = platform.machine()
     socket, socketpair = _SOCKET[machine]
-    domains = _INTERNET if has_network else ()
+    domains = (*(_INTERNET if has_network else ()), *((_UNIX,) if runs_own else ()))
     program = [(_LOAD, 0, 0, _MACHINE_AT), (_EQUAL, 1, 0, _MACHINES[machine]), (_RETURN, 0, 0, _REFUSE)]
     program += [(_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _REFUSE)]
-    for number in (*_REFUSED_CALLS[machine], *_NEW_CALLS):
+    for number in (*_REFUSED_CALLS[machine][_RUNS if runs_own else 0 :], *_NEW_CALLS):
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
     program += [(_EQUAL, 0, 2 + 2 * len(domains), socket), (_LOAD, 0, 0, _ARGUMENTS_AT)]
     for domain in domains:

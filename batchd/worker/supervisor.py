@@ -125,13 +125,14 @@ class WorkerProcesses:
         self._missing = 0
         """Dead workers without a replacement: a replacement is logged, the first start is not."""
 
-    def enclose(self, needed: Access | None) -> bool:
+    def enclose(self, needed: Access | None, *, is_all: bool = False) -> bool:
         """Enclose each worker before its first stream; it may reach ``needed`` at least.
 
-        None ends that. True if a present worker cannot reach all that is needed.
+        None ends that; ``is_all``: what was needed before does not count. True if a present worker
+        may reach other things.
         """
         before = self._access
-        self._access = needed if needed is None or before is None else before.joined(needed)
+        self._access = needed if needed is None or before is None or is_all else before.joined(needed)
         return before != self._access and any(process.is_enclosed for process in self._processes.values())
 
     def spawn(self, number: int) -> None:

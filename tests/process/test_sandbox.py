@@ -15,8 +15,12 @@ from batchd.data.sources.scan import isolated_scan
 from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
+from batchd.runtime.children import start
 from batchd.runtime.sandbox import version
+from support.observing import ANYWHERE, fetch, observer_of
+from support.settings import SLOT_BYTES, folder_stream
 from support.source_files import nothing
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not version(), reason="this kernel does not let a process enclose itself")
 
@@ -178,6 +182,39 @@ def attacked_by_a_scan(target, code, config, *, encloses):
     return dict(enumerate(one for one in json.loads(str(caught.value)) if one))
 
 
+OBSERVER = """
+    import json, os, socket, sys
+    from attack import attempt
+    from batchd.observe.http import __main__ as observer
+    from batchd.runtime.children import command
+
+    os.set_inheritable(int(sys.argv[1]), True)
+    if sys.argv[2] == "enclosed":
+        observer.enclose_observer("[]")
+    if sys.argv[3] == "child":
+        words = command("hostile_observer", sys.argv[1], "", "")
+        os.execv(words[0], words)
+    done = [int(attempt({"n": number}, None)["done"]) for number in range(64)]
+    os.write(int(sys.argv[1]), json.dumps(done).encode())
+"""
+
+
+def attacked_by_the_observer(target, code, config, *, encloses, by_child):
+    """As ``attacked``, of the process that answers HTTP, or of one that it starts for a sheet."""
+    (code / "hostile_observer.py").write_text(dedent(OBSERVER))
+    with socket.socket(socket.AF_UNIX) as lifeline:
+        lifeline.bind(str(code / "lifeline"))
+        lifeline.listen()
+        tell(code, {**target, "daemon": os.getpid(), "config": str(config), "lifeline": str(code / "lifeline")})
+        answer = os.memfd_create("answer")
+        how = ["enclosed" if encloses else "", "child" if by_child else ""]
+        with start("hostile_observer", str(answer), *how, descriptors=[answer]) as observer:
+            assert observer.reap() == 0
+        with os.fdopen(answer, "rb") as found:
+            found.seek(0)
+            return dict(enumerate(one for one in json.load(found) if one))
+
+
 def tell(code, targets):
     """Tell the attacker where things are."""
     (code / "targets.json").write_text(json.dumps(targets))
@@ -189,6 +226,36 @@ def test_an_attacker_in_a_worker_reaches_nothing(start_daemon, target, code):
 
     assert len(done) > PLAIN
     assert [number for number, what in done.items() if what != REFUSED] == []
+
+
+def test_an_attacker_in_a_worker_has_the_slots_of_its_orders_alone(start_daemon, target, code, write, photos):
+    """All slots are there from the start; the worker has none of a stream without an order."""
+    write(
+        "count.py",
+        """
+        import numpy as np
+
+        def memories(sample, rng):
+            with open("/proc/self/maps") as maps:
+                lines = [line.split(None, 5) for line in maps if "memfd:batchd-slot" in line]
+            sizes = [int(end, 16) - int(start, 16) for line in lines for start, end in [line[0].split("-")]]
+            return {"sizes": np.array((sizes + [0] * 16)[:16], np.int64)}
+        """,
+    )
+    own = {
+        "source": {"type": "npy", "path": target["photo"].replace("photo", "numbers.npy")},
+        "batch_size": 64,
+        "pipeline": [{"op": "call", "function": "count:memories", "outputs": {"sizes": "int64[16]"}}],
+        "read": [],
+        "window": 2,
+    }
+    streams = {"own": own, "other": folder_stream(photos, memory=8 * SLOT_BYTES)}
+    daemon = start_daemon(streams, python_path=[str(code)], workers=1, sandbox="on", reserve="start")
+    wait_until(lambda: daemon.stream_status("other")["slots"] == 8, "all slots are there")
+    with batchd_client.connect(daemon.address) as connection, connection.stream("own", epochs=2) as batches:
+        sizes = {size for batch in batches for size in batch["sizes"].ravel().tolist()} - {0}
+    assert len(sizes) == 1
+    assert not sizes & {SLOT_BYTES}
 
 
 def test_without_the_sandbox_all_plain_attacks_succeed(start_daemon, target, code):
@@ -210,3 +277,32 @@ def test_an_attacker_in_a_scan_reaches_nothing_and_all_without_the_sandbox(
 
     assert len(done) > PLAIN
     assert [number for number in range(len(done) if encloses else PLAIN) if done[number] != outcome] == []
+
+
+OBSERVER_MAY = {2: "the names of users", 17: "programs, enclosed as it is", 20: "sockets of this host", 22: "the same"}
+"""The attacks that are not ones there, by number."""
+
+
+@pytest.mark.parametrize("by_child", [False, True], ids=["itself", "sheet"])
+@pytest.mark.parametrize(("encloses", "outcome"), [(True, REFUSED), (False, DONE)])
+def test_an_attacker_in_the_observer_reaches_no_file_and_no_process(
+    target, code, tmp_path, monkeypatch, encloses, outcome, by_child
+):
+    """Nor does one in the child that draws sheets; both may make sockets of this host."""
+    monkeypatch.setenv("PYTHONPATH", str(code))
+    (tmp_path / "batchd.toml").touch()
+
+    done = attacked_by_the_observer(target, code, tmp_path / "batchd.toml", encloses=encloses, by_child=by_child)
+
+    judged = [number for number in range(len(done) if encloses else PLAIN) if number not in OBSERVER_MAY]
+    assert [number for number in judged if done[number] != outcome] == []
+
+
+def test_a_running_observer_is_enclosed_unless_the_operator_wants_no_sandbox(start_daemon):
+    """The kernel says so, and pages and sheets are as they were."""
+    for sandbox, is_enclosed in (("on", True), ("off", False)):
+        daemon = start_daemon(http=ANYWHERE, sandbox=sandbox)
+        assert fetch(daemon, "/healthz").status == 200
+        facts = Path(f"/proc/{observer_of(daemon)}/status").read_text()
+        assert f"Seccomp:\t{2 * is_enclosed}" in facts
+        assert f"NoNewPrivs:\t{int(is_enclosed)}" in facts

@@ -52,6 +52,8 @@ SAMPLES_MAX = 20_000_000
 """Of a defined stream: the index of more is the operator's to pay for."""
 ENVIRONMENT = ("PATH", "LANG", "LC_", "PYTHON", "LD_", "OMP_", "OPENBLAS_", "BATCHD_")
 """How the names of variables begin that workers get who measure samples as another user."""
+PROC = "/proc"
+"""What workers who measure samples read of themselves."""
 DEPTH_MAX = 32
 """Of tables and lists in one another."""
 LINE_CHARACTERS_MAX = 160
@@ -85,7 +87,8 @@ def define(asked: DefineRequest, scans: IndexCache) -> tuple[ServedStream, list[
     if is_measured and who.reader:
         _forget_environment()
     if version():
-        enclose(access, runs_own=is_measured)
+        of_workers = [PROC] if is_measured else []
+        enclose(access._replace(read=[*access.read, *of_workers]), runs_own=is_measured)
     stream = _open(reading, config, asked, daemon, scans)
     facts = stream.facts
     changed = [name for name, digest in facts.message.recipe.modules if asked.modules.get(name, digest) != digest]

@@ -1,6 +1,6 @@
 """The OBSERVER process, which only the daemon starts: HTTP with limits, in threads.
 
-python -m batchd.observe.http LISTENER_FD RUNTIME_DIRECTORY all|insiders NAME... LIFELINE_FD
+python -m batchd.observe.http LISTENER_FD RUNTIME_DIRECTORY all|insiders ACCESS NAME... LIFELINE_FD
 
     accept --> room? --> head: HEAD_BYTES_MAX, REQUEST_S --> GET or HEAD --> response --> close
                 +-- no: end the oldest connection without a request (of a peer that has its share)
@@ -12,6 +12,7 @@ sends its request at once is answered, however many others connect and send noth
 """
 
 import io
+import json
 import os
 import socket
 import sys
@@ -30,6 +31,7 @@ from batchd.observe.http.contact_sheets import ContactSheets
 from batchd.observe.http.routes import Response, Router, text_response
 from batchd.observe.http.status_client import StatusClient, StatusRecorder
 from batchd.runtime import failpoints
+from batchd.runtime.sandbox import Access, enclose, version
 from batchd_client.errors import BatchdClientError, ConnectTimeout
 from batchd_client.lifeline import DaemonBusy
 from batchd_wire.runtime import runtime_directory
@@ -48,6 +50,9 @@ REQUEST_S = 5.0
 """For a whole request and its response, however slowly the peer sends or receives."""
 BACKLOG = 128
 METHODS = ("GET", "HEAD")
+DNS = 53
+_DIRECTORIES = ("/etc/passwd", "/etc/group", "/etc/machine-id", "/var/lib/sss/mc")
+"""Of users, groups and hosts."""
 UNREAD_BYTES_MAX = 1 << 20
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; "
@@ -211,6 +216,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(response.body)
 
 
+def enclose_observer(access: str) -> None:
+    """Give up all but what requests need: the resolver, who is in which group, and to draw sheets.
+
+    ``access``: JSON of what may be read besides, for the texts of tokens; null: give up nothing.
+    """
+    read = json.loads(access)
+    if read is not None and version():
+        enclose(Access([*read, *_DIRECTORIES], [DNS], any_port=False, write=[]), runs_own=True)
+
+
 def answer(server: Server) -> None:
     """Serve as long as the process lives. A failure ends it, so that the daemon restarts it."""
     try:
@@ -227,7 +242,8 @@ def main(arguments: list[str]) -> int:
     except TooFewThreads as error:
         sys.stderr.write(f"batchd.observe.http {error}: {MORE_THREADS}\n")
         return ExitCode.FAILED
-    listener, directory, details, *configured, lifeline = arguments
+    listener, directory, details, access_text, *configured, lifeline = arguments
+    enclose_observer(access_text)
     failpoints.passing("observer.starting")
     runtime = runtime_directory(Path(directory))
     recorder = StatusRecorder()

@@ -12,13 +12,12 @@ Invariant: one child at a time, ended after ``DRAWING_S``; a stream is drawn at 
 ``KEPT_S``, however many clients ask.
 """
 
-import tempfile
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic
 
-from batchd.runtime.children import PIPE, STDOUT, Child, start
+from batchd.runtime.children import PIPE, STDOUT, Child, StartOptions, start
 from batchd_wire.position import Position
 from batchd_wire.status import StreamStatus
 
@@ -109,10 +108,17 @@ class ContactSheets:
 
     def drawn(self, stream: str, position: Position) -> tuple[bytes, str]:
         """The picture, or b"", and what the command said."""
-        with tempfile.TemporaryDirectory(prefix="batchd-sheet-") as folder:
-            file = Path(folder) / "sheet.png"
-            arguments = ["peek", "--address", self._address, "--output", str(file), "--at", "{}:{}".format(*position)]
-            with start("batchd", *arguments, "--", stream, stdout=PIPE, stderr=STDOUT, nicer_by=NICE) as child:
+        # no file may be written here
+        with os.fdopen(os.memfd_create("batchd-sheet", os.MFD_CLOEXEC), "rb") as sheet:
+            file = f"/proc/self/fd/{sheet.fileno()}"
+            arguments = ["peek", "--address", self._address, "--output", file, "--at", "{}:{}".format(*position)]
+            options: StartOptions = {
+                "descriptors": [sheet.fileno()],
+                "stdout": PIPE,
+                "stderr": STDOUT,
+                "nicer_by": NICE,
+            }
+            with start("batchd", *arguments, "--", stream, **options) as child:
                 with self._changed:
                     self._child = child
                 try:
@@ -123,5 +129,5 @@ class ContactSheets:
             if is_late:
                 return b"", f"no batch arrived within {DRAWING_S:g} s"
             text = output.decode(errors="replace").strip().removeprefix(f"{file}: ")
-            is_whole = file.exists() and file.stat().st_size <= SHEET_BYTES_MAX
-            return file.read_bytes() if is_whole else b"", text
+            picture = sheet.read(SHEET_BYTES_MAX + 1)
+            return picture if len(picture) <= SHEET_BYTES_MAX else b"", text

@@ -1,6 +1,7 @@
 """Extensions that were compiled from other sources than those beside them are refused."""
 
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,14 @@ from batchd.config.load import load_config
 from batchd.errors import BatchdError, ExitCode
 from batchd.runtime import compiled
 from batchd.runtime.compiled import EXTENSIONS, outdated_extension, sources_digest
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Forget what was found of the extensions before and afterwards: a process looks once."""
+    outdated_extension.cache_clear()
+    yield
+    outdated_extension.cache_clear()
 
 
 @pytest.fixture
