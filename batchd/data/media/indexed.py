@@ -3,19 +3,11 @@
     names       uint8 [bytes]         the paths of the files below the root, joined
     units       int64 [files, 2]      a time of the file is so many numerator / denominator seconds
     digests     uint8 [files, 32]     of the file, as the scan gives it
-    order       uint32 [frames]       the packet of each frame, in display order
-    keys        uint32 [frames]       the packet at which decoding begins that gives the frame
-    times       int64 [packets]       when a packet's frame is shown; packets are in decoding order
-    checksums   uint32 [packets]      CRC-32 of the data
-
-    packets     I0  P3  B1  B2  I4  P7  B5  B6
-    order        0   2   3   1   4   6   7   5
-    keys         0   0   0   0   4   4   4   4
+    order, keys, times, checksums     of all files: see ``packets``
 
 Frames and packets are counted within their file. The source keeps ``ends``, beside its own.
 
-Invariants: no decoder runs in the scan. Within a file, frames are in the order of their times, and
-no two times are the same.
+Invariant: no decoder runs in the scan.
 """
 
 import os
@@ -30,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.media.containers import PlainFile, VideoUnreadable, open_video
-from batchd.data.media.frames import CHANGED, FileFrames, PixelOptions, Pixels, VideoFrames, frames_of
+from batchd.data.media.frames import CHANGED, PixelOptions, Pixels, VideoFrames
 from batchd.data.media.opened import OpenVideos
+from batchd.data.media.packets import FileFrames, frames_of
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, number_array

@@ -18,7 +18,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 import av
 
-from batchd.data.media.frames import FileFrames, VideoFrames
+from batchd.data.media.frames import VideoFrames
+from batchd.data.media.packets import FileFrames
 from batchd.data.samples.errors import SampleUnreadable
 
 SHARED_BYTES_MAX = 64 << 20

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from batchd.data.media import SAMPLE_BYTES_MAX
 from batchd.data.media.containers import PlainFile, VideoUnreadable, open_video, packets_of, reason_of
-from batchd.data.media.frames import FileFrames, VideoFrames
+from batchd.data.media.frames import VideoFrames
+from batchd.data.media.packets import FileFrames
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.values import MediaFile
 

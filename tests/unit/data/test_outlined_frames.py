@@ -12,7 +12,8 @@ import pytest
 
 from batchd.data.media import containers
 from batchd.data.media.containers import OutlinedFile, PlainFile, VideoUnreadable, open_video
-from batchd.data.media.frames import FileFrames, VideoFrames, frames_of, open_frames, outlined_frames
+from batchd.data.media.frames import VideoFrames, open_frames
+from batchd.data.media.packets import FileFrames, frames_of, outlined_frames
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import MediaFile
 from support.facts import Facts

@@ -42,8 +42,9 @@ from batchd_wire.views import Array
 if TYPE_CHECKING:
     from av import VideoFrame
 
-    from batchd.data.media.frames import FileFrames, Pixels, VideoFrames
+    from batchd.data.media.frames import Pixels, VideoFrames
     from batchd.data.media.opened import OpenVideos
+    from batchd.data.media.packets import FileFrames
 
 OPEN_MAX = 4
 """Files that stay open, each with the memory of a decoder."""

@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from batchd.data.media.frames import FileFrames
 from batchd.data.media.indexed import GrowingFrames
+from batchd.data.media.packets import FileFrames
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Unfitting, converted
 from batchd.data.sources.finding import find_in_runs

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.data.media import frames as media_frames
 from batchd.data.media import opened as opened_videos
+from batchd.data.media import packets
 from batchd.data.media.containers import READ_BYTES, PlainFile, open_video, packets_of
 from batchd.data.media.frames import Pixels, VideoFrames
 from batchd.data.samples.columns import Column
@@ -539,7 +539,7 @@ def test_a_file_in_which_a_scan_hangs_is_named(classes, monkeypatch) -> None:
 
 def test_a_long_file_is_progress_all_the_time(videos, monkeypatch) -> None:
     """Progress within the file shows that the scan does not hang."""
-    monkeypatch.setattr(media_frames, "PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr(packets, "PROGRESS_EVERY_S", 0)
     reports: list[int] = []
 
     video_scan.scan(of(videos / "h264.mp4"), Survey(reports.append))
