@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from batchd.config.load import validated
-from batchd.config.overrides import apply, dotted_path
+from batchd.config.load import apply, dotted_path, validated
 from batchd.config.schema import change_paths
 from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
 from batchd.data.pipeline.call.options import Call
