@@ -24,15 +24,8 @@ from batchd.cli.options import ConfigFile, JsonObject, Overrides, argument, as_c
 from batchd.cli.problems import warn_of_unknown_variables
 from batchd.cli.tables import TableColumn, table
 from batchd.cli.text import escaped
+from batchd.commands.bench import beside
 from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
-from batchd.commands.bench.beside import (
-    Interpreter,
-    LoaderError,
-    find_interpreter,
-    measure_loader,
-    why_none,
-    write_job,
-)
 from batchd.commands.bench.measure import Figures, Measurement, OneStream, Report, Task, measure
 from batchd.config.load import read_config
 from batchd.config.tree import Config
@@ -93,7 +86,7 @@ def command(
     Without a configuration, begin with `batchd init`.
     """
     warn_of_unknown_variables()
-    interpreter = find_interpreter(sys.executable if python is None else python)
+    interpreter = beside.find_interpreter(sys.executable if python is None else python)
     with Storage(CHECK_LIMITS) as storage, tempfile.TemporaryDirectory(prefix="batchd-bench-") as folder:
         reading = read_config(config_file, overrides)
         config, rings = check_reading(reading, config_file, storage)
@@ -112,7 +105,7 @@ def command(
             bench.run(
                 seconds,
                 interpreter,
-                lambda loaders: write_job(Path(folder), result.config, index, storage, loaders),
+                lambda loaders: beside.write_job(Path(folder), result.config, index, storage, loaders),
             )
         except KeyboardInterrupt:
             result.is_interrupted = True
@@ -145,7 +138,7 @@ def _looked_at(config: Config, name: str, storage: Storage) -> tuple[BenchResult
     cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
     index = scan_source(stream.source, lambda _found: None, cache, storage, config.daemon.python_path or ())
     result = BenchResult(name, stream, len(index), available_cpus())
-    result.why_no_loader = why_none(stream)
+    result.why_no_loader = beside.why_none(stream)
     if stream.cache_dir is not None:
         result.notes.append(f"the cache was in memory for this, not in {stream.cache_dir}")
     fields = cropped_files(stream.pipeline)
@@ -181,7 +174,7 @@ class _Bench:
         self.failure = ""
         """Why there are no figures of a DataLoader that was started."""
 
-    def run(self, seconds: float, interpreter: Interpreter, prepare: Callable[[int], Path]) -> None:
+    def run(self, seconds: float, interpreter: beside.Interpreter, prepare: Callable[[int], Path]) -> None:
         """Fill in the result; ``prepare`` writes the DataLoader's job. Raises ``BatchdError``."""
         result, config = self._result, self._folder / "batchd.toml"
         self._stream.write(config)
@@ -197,10 +190,10 @@ class _Bench:
                 report(0, 0.0)
                 try:
                     job = prepare(loaders)
-                    result.loader, result.loader_tools = measure_loader(
+                    result.loader, result.loader_tools = beside.measure_loader(
                         interpreter, job, loaders, self._next_until_s(), report
                     )
-                except LoaderError as error:
+                except beside.LoaderError as error:
                     self.failure = result.why_no_loader = str(error)
 
     def _next_until_s(self) -> float:

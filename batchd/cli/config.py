@@ -14,16 +14,7 @@ from typing import Annotated
 
 from batchd.cli import terminal
 from batchd.cli.options import as_command, option
-from batchd.config.schema import (
-    Node,
-    alternatives,
-    entries_of,
-    json_schema,
-    resolve,
-    table_of,
-    toml_default,
-    toml_example,
-)
+from batchd.config import schema
 
 WIDTH_CHARACTERS = 110
 PAGE_CHARACTERS = 100
@@ -73,7 +64,7 @@ def command(
     """
     match form:
         case "schema":
-            terminal.emit_json(json_schema())
+            terminal.emit_json(schema.json_schema())
         case "reference":
             terminal.emit(reference_markdown())
         case _:
@@ -115,26 +106,26 @@ def reference_markdown() -> str:
     keys = stream["properties"]
     for title, node in (("Sources", keys["source"]), ("Steps", keys["pipeline"]["items"])):
         sections.append(f"## {title}\n")
-        for kind, table in alternatives(node).items():
+        for kind, table in schema.alternatives(node).items():
             sections += _section(f"### `{node['discriminator']['propertyName']} = {json.dumps(kind)}`", table)
             for name, key in table["properties"].items():
-                if (entry := entries_of(key)) is not None:
+                if (entry := schema.entries_of(key)) is not None:
                     sections += _section(f"#### Each entry of `{name}`", entry)
     return wrap_prose("\n".join(sections).rstrip() + "\n")
 
 
-def _inner_sections(table: Node) -> Iterator[str]:
+def _inner_sections(table: schema.Node) -> Iterator[str]:
     """The tables that keys of a table may be."""
     for name, node in table["properties"].items():
-        if (inner := table_of(node)) is not None:
+        if (inner := schema.table_of(node)) is not None:
             yield from _section(f"### `{name} = {{ … }}`", inner)
 
 
-def _tables() -> tuple[Node, Node, Node]:
+def _tables() -> tuple[schema.Node, schema.Node, schema.Node]:
     """The schemas of [daemon], of all streams, and of one stream."""
-    keys = json_schema()["properties"]
+    keys = schema.json_schema()["properties"]
     streams = keys["streams"]
-    return resolve(keys["daemon"]), streams, resolve(next(iter(streams["patternProperties"].values())))
+    return schema.resolve(keys["daemon"]), streams, schema.resolve(next(iter(streams["patternProperties"].values())))
 
 
 def wrap_prose(page: str) -> str:
@@ -150,34 +141,34 @@ def wrap_prose(page: str) -> str:
     return "\n\n".join(parts)
 
 
-def _annotated_keys(table: Node) -> Iterator[str]:
+def _annotated_keys(table: schema.Node) -> Iterator[str]:
     for name, node in table["properties"].items():
         yield from _comment(_meaning(node))
-        value = toml_default(node)
+        value = schema.toml_default(node)
         required = name in table.get("required", ())
         mark = "" if required or (value and name not in _DEPENDENT) else "# "
-        yield f"{mark}{name} = {toml_example(node) if value in ('', '[]') else value}"
-        if (inner := table_of(node)) is not None:
+        yield f"{mark}{name} = {schema.toml_example(node) if value in ('', '[]') else value}"
+        if (inner := schema.table_of(node)) is not None:
             if value:
-                yield from _comment(f"Or {name} = {toml_example(node)}")
+                yield from _comment(f"Or {name} = {schema.toml_example(node)}")
             for key, child in inner["properties"].items():
                 yield from _comment(f"{key} ({_shown_default(key, child, inner)}): {_meaning(child)}", "  ")
         yield ""
 
 
-def _annotated_alternatives(node: Node) -> Iterator[str]:
+def _annotated_alternatives(node: schema.Node) -> Iterator[str]:
     """Each kind as comments: a line of TOML, then the meanings of its keys."""
     chosen_by = node["discriminator"]["propertyName"]
-    for kind, table in alternatives(node).items():
+    for kind, table in schema.alternatives(node).items():
         keys = {name: key for name, key in table["properties"].items() if name != chosen_by}
         written = [f"{chosen_by} = {json.dumps(kind)}"]
-        values = {name: toml_default(key) or toml_example(key) for name, key in keys.items()}
+        values = {name: schema.toml_default(key) or schema.toml_example(key) for name, key in keys.items()}
         written += [f"{name} = {value}" for name, value in values.items() if value]
         yield f"# {{ {', '.join(written)} }}"
         yield from _comment(_meaning(table), "    ")
         for name, key in keys.items():
             yield from _comment(f"{name} ({_shown_default(name, key, table)}): {_meaning(key)}", "      ")
-            if (entry := entries_of(key)) is not None:
+            if (entry := schema.entries_of(key)) is not None:
                 for inner, child in entry["properties"].items():
                     yield from _comment(
                         f"{inner} ({_shown_default(inner, child, entry)}): {_meaning(child)}", "        "
@@ -186,7 +177,7 @@ def _annotated_alternatives(node: Node) -> Iterator[str]:
     yield ""
 
 
-def _section(title: str, table: Node, introduction: str = "") -> list[str]:
+def _section(title: str, table: schema.Node, introduction: str = "") -> list[str]:
     rows = [
         f"| `{name}` | {_shown_default(name, node, table, '`')} | {_meaning(node)} |"
         for name, node in table["properties"].items()
@@ -196,21 +187,21 @@ def _section(title: str, table: Node, introduction: str = "") -> list[str]:
     return [f"{title}\n", text + "\n", "| key | default | meaning |", "|---|---|---|", *rows, ""]
 
 
-def _shown_default(name: str, node: Node, table: Node, quote: str = "") -> str:
+def _shown_default(name: str, node: schema.Node, table: schema.Node, quote: str = "") -> str:
     if name in table.get("required", ()):
         return "required"
-    default = toml_default(node)
+    default = schema.toml_default(node)
     return f"{quote}{default}{quote}" if default else "not set"
 
 
-def _meaning(node: Node) -> str:
+def _meaning(node: schema.Node) -> str:
     """The documentation and the limits of a key or table on one line."""
     text = " ".join(node["description"].replace("``", "`").split())
     choices = f"One of {', '.join(map(json.dumps, node['enum']))}." if "enum" in node else ""
     return " ".join(filter(None, [text, choices, _range(node)]))
 
 
-def _range(node: Node) -> str:
+def _range(node: schema.Node) -> str:
     """The limits of a number, also if it is one of several alternatives."""
     numbers = [option for option in [node, *node.get("anyOf", ())] if option.get("type") in ("integer", "number")]
     if not numbers or "x-unit" in node:

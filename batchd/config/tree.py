@@ -29,14 +29,8 @@ from pydantic import (
     model_validator,
 )
 
+from batchd.data.pipeline import cache_split
 from batchd.data.pipeline.augment.options import ERASED_MAX, Area, Aspect, check_range
-from batchd.data.pipeline.cache_split import (
-    KINDS_OF_FACTS,
-    cropped_files,
-    decoded_files,
-    has_crop_decoder,
-    media_fields,
-)
 from batchd.data.pipeline.image.options import CropToBucket, SizedStep
 from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
@@ -1074,7 +1068,7 @@ class StreamConfig(_Branch):
     def _check_budget(self, checks: Checks, needed: str, other: str, why_not: str) -> None:
         if getattr(self, other) is not None:
             checks.say(f"{why_not}, not {other}" if other == "cache_memory" else why_not, other)
-        if getattr(self, needed) is None and self.cache not in KINDS_OF_FACTS:
+        if getattr(self, needed) is None and self.cache not in cache_split.KINDS_OF_FACTS:
             checks.say(f'cache = "{self.cache}" needs {needed}, the most that it may take, such as "8GiB"', "cache")
 
     @property
@@ -1097,11 +1091,12 @@ class StreamConfig(_Branch):
         if has_budget and any(source.reads_urls for _key, source in sources_in(self.source)):
             return "encoded", "the source is on a server, and there is a budget"
         files, cropped = (
-            found.keys() - lists for found in (decoded_files(self.pipeline), cropped_files(self.pipeline))
+            found.keys() - lists
+            for found in (cache_split.decoded_files(self.pipeline), cache_split.cropped_files(self.pipeline))
         )
         if has_budget and files and self.cache_dir is None:
             return "pixels", "images are decoded from files, and there is cache_memory"
-        if not cropped and media_fields(self.pipeline):
+        if not cropped and cache_split.media_fields(self.pipeline):
             return "media", "sound or video is decoded, and some files have to be read through to know them"
         if not cropped and lists:
             return (
@@ -1110,7 +1105,7 @@ class StreamConfig(_Branch):
             )
         if not cropped:
             return "off", "no crop follows decode directly" if files else "no image is decoded from a file"
-        if not has_crop_decoder():
+        if not cache_split.has_crop_decoder():
             return "off", "the extension that decodes crops of JPEGs is not built"
         more = "a disk is rarely faster than a decoder" if has_budget else "there is no budget for more"
         return "points", f"a crop follows decode, and {more}"
@@ -1138,7 +1133,7 @@ class StreamConfig(_Branch):
             found.append('cache_short_side: it counts only with cache = "decoded"')
         kept = [key for key in given if key not in {other, "cache_short_side"}]
         wanted = 'cache = "encoded" keeps what the source gives'
-        wanted += ', and "pixels" images as decoded' if decoded_files(self.pipeline) else ""
+        wanted += ', and "pixels" images as decoded' if cache_split.decoded_files(self.pipeline) else ""
         if kept and self.cache_kind == "off":
             found.append(f"{', '.join(kept)}: {self.cache_reason}, so nothing is kept; {wanted}")
         elif self.cache_kind == "points" and "cache_size" in kept:

@@ -26,19 +26,9 @@ import numpy as np
 import structlog
 
 from batchd.core import actions as act
+from batchd.core import events
 from batchd.core.admission import unknown_stream
 from batchd.core.digests import EpochDigests
-from batchd.core.events import (
-    BatchSent,
-    DrainAsked,
-    Event,
-    SessionCutOff,
-    SessionEnded,
-    SlotLost,
-    SubscriptionAsked,
-    SubscriptionEnded,
-    Ticked,
-)
 from batchd.core.state import TICK_S, DaemonState
 from batchd.core.suspicion import ListedBadSample
 from batchd.daemon.bad_lists import BadLists
@@ -123,9 +113,9 @@ class Loop:
     """One function may make all samples of a stream bad, for the same reason."""
     _session_log: SessionLog = field(default_factory=SessionLog)
     _side_work: SideWork = field(init=False)
-    _ended: deque[SessionEnded | SessionCutOff] = field(default_factory=deque)
+    _ended: deque[events.SessionEnded | events.SessionCutOff] = field(default_factory=deque)
     """Sessions that are gone, and whose subscriptions have not begun to end."""
-    _departures: deque[Event] = field(default_factory=deque)
+    _departures: deque[events.Event] = field(default_factory=deque)
     """What is left of the session that is ending: its subscriptions, then itself.
 
     A round ends as many as it has time for.
@@ -145,7 +135,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._side_work = SideWork(self._answer, self._refuse_question, self._keep_reports)
         self._timer = self.poller.every(TICK_S, self._tick)
-        self.poller.at(lambda: self.state.fleet.next_spawn_s or inf, lambda: self.queue.append(Ticked()))
+        self.poller.at(lambda: self.state.fleet.next_spawn_s or inf, lambda: self.queue.append(events.Ticked()))
         self.poller.at(lambda: self._side_work.due_s, self._side_work.run)
         for zmq_socket in (zmq_socket for door in self.doors for zmq_socket in door.sockets):
             self.poller.watch_socket(zmq_socket)
@@ -178,7 +168,7 @@ class Loop:
         """Start nothing new; end when work in progress is done, or after ``within_s`` seconds."""
         if self._deadline_s is None:
             self._deadline_s = monotonic() + within_s
-            self.queue.append(DrainAsked())
+            self.queue.append(events.DrainAsked())
             failpoints.passing("daemon.draining")
 
     def stop(self) -> None:
@@ -228,16 +218,16 @@ class Loop:
                 self._take_query(event)
             elif isinstance(event, Reported):
                 self._take_reports(event)
-            elif isinstance(event, SessionEnded | SessionCutOff):
+            elif isinstance(event, events.SessionEnded | events.SessionCutOff):
                 self._begin_departure(event)
-            elif isinstance(event, SubscriptionAsked):
+            elif isinstance(event, events.SubscriptionAsked):
                 resolved = self.deriver.resolved(event)
                 if resolved is not None:
                     self._handle(self._compared(resolved))
             else:
                 self._handle(event)
 
-    def _compared(self, asked: SubscriptionAsked) -> SubscriptionAsked:
+    def _compared(self, asked: events.SubscriptionAsked) -> events.SubscriptionAsked:
         """Say how a stream differs from the one of a trainer's state, or convert the state."""
         number = self.state.numbers.get(asked.stream)  # not of one that a reload has retired
         if number is None or asked.fingerprint is None:
@@ -259,7 +249,7 @@ class Loop:
             return replace(asked, fingerprint=None, sample=sample)
         return replace(asked, changes=changes.text, is_convertible=True)
 
-    def _begin_departure(self, event: SessionEnded | SessionCutOff) -> None:
+    def _begin_departure(self, event: events.SessionEnded | events.SessionCutOff) -> None:
         """End a session in parts: each subscription that ends has others claim what it had."""
         self._ended.append(event)
         while monotonic() < self._portion_end_s and self._end_part():
@@ -270,16 +260,16 @@ class Loop:
         if not self._departures and self._ended:
             event = self._ended.popleft()
             self._session_log.observe(event)
-            leases_from = 0 if isinstance(event, SessionEnded) else NUMBER_MAX
+            leases_from = 0 if isinstance(event, events.SessionEnded) else NUMBER_MAX
             for subscription in self.state.subscriptions_of(event.session):
-                self._departures.append(SubscriptionEnded(event.session, subscription, leases_from))
+                self._departures.append(events.SubscriptionEnded(event.session, subscription, leases_from))
             self._departures.append(event)
         if not self._departures:
             return False
         self._handle(self._departures.popleft())
         return True
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         """Let the core handle an event, and perform its actions."""
         self._session_log.observe(event)
         for action in self.state.handle(event, monotonic()):
@@ -299,7 +289,7 @@ class Loop:
         self.deriver.tick()
         self.observer.tick()
         self._allow_caches()
-        self.queue.append(Ticked())
+        self.queue.append(events.Ticked())
         for kind in self.workers:
             kind.tick(self.state)
 
@@ -534,7 +524,7 @@ class Loop:
             if self._once_per_minute.allows("no memory", str(action.stream)):
                 advice = "the ring stays smaller; set memory = to less, or give the machine or the cgroup more"
                 _log.warning("no memory for a slot", stream=stream.name, reason=str(error), advice=advice)
-            self.queue.append(SlotLost(action.stream, action.slot, str(error)))
+            self.queue.append(events.SlotLost(action.stream, action.slot, str(error)))
 
     def _reserve_slot(self, action: act.ReserveSlot) -> None:
         if action.slot in self.memory:
@@ -605,7 +595,7 @@ class Loop:
                 self._add_rows(stream.digests, action)
             door.deliver(action, stream.layout.of(action.bucket))
         elif action.is_remote:  # its trainer is gone, and such a lease ends by this event alone
-            self.queue.append(BatchSent(action.session, action.subscription, action.sequence, action.generation))
+            self.queue.append(events.BatchSent(action.session, action.subscription, action.sequence, action.generation))
 
     def _record_batch(self, action: act.RecordBatch) -> None:
         journal = self.streams[action.stream].journal

@@ -23,14 +23,7 @@ import zmq
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
-from batchd.daemon.doors import (
-    SECRET_BYTES,
-    DaemonSide,
-    Door,
-    Peer,
-    encode_answer,
-    refused_version,
-)
+from batchd.daemon import doors
 from batchd.daemon.identity import Identity
 from batchd.runtime import __version__, failpoints
 from batchd.runtime.keys import AcceptedKey, RoleKeys
@@ -72,13 +65,13 @@ REMOTE_MESSAGES_AT_ONCE = 16
 """Messages read in one round of the loop: a quarter of those of local trainers."""
 
 
-class TcpDoor(TcpFront, Door):
+class TcpDoor(TcpFront, doors.Door):
     """Trainers on other hosts; see ``TcpFront``."""
 
     is_remote = True
 
-    def __init__(self, daemon: DaemonSide, limits: SessionLimits, keys: RoleKeys | None) -> None:
-        Door.__init__(self, daemon, limits)
+    def __init__(self, daemon: doors.DaemonSide, limits: SessionLimits, keys: RoleKeys | None) -> None:
+        doors.Door.__init__(self, daemon, limits)
         self._sessions = SessionTable()
         router_limits = RouterLimits(MESSAGE_BYTES_MAX, REMOTE_UNREAD_MAX)
         guard_limits = GuardLimits(limits.pending_max)
@@ -107,10 +100,10 @@ class TcpDoor(TcpFront, Door):
     def __contains__(self, number: int) -> bool:
         return number in self._sessions.by_number
 
-    def peer(self, number: int) -> Peer:
+    def peer(self, number: int) -> doors.Peer:
         """The session's trainer, for the log."""
         session = self._sessions.by_number[number]
-        return Peer(session.name, session.pid, f"host {peer_site(session.host)}", is_remote=True)
+        return doors.Peer(session.name, session.pid, f"host {peer_site(session.host)}", is_remote=True)
 
     def identity(self, number: int) -> Identity:
         """The session's key, which the handshake has proved; without keys, its host."""
@@ -198,7 +191,7 @@ class TcpDoor(TcpFront, Door):
         """Send a message, then pieces of rows, over ``over`` or the first connection."""
         routing = (over or session.connections[0]).routing
         try:
-            frames = [routing, encode_answer(message, session.version), *pieces]
+            frames = [routing, doors.encode_answer(message, session.version), *pieces]
             self.router.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self._end(session, f"it left {REMOTE_UNREAD_MAX} messages unread")
@@ -262,7 +255,7 @@ class TcpDoor(TcpFront, Door):
         if self._keys is None and not self._rate.admit(peer_network(host), monotonic()):
             self._reject(routing, frame, ErrorCode.TOO_OFTEN, self._rate.complaint(peer_network(host)))
             return
-        refusal = refused_version(message.version)
+        refusal = doors.refused_version(message.version)
         if refusal is not None:
             self._refuse(routing, refusal)
             return
@@ -278,7 +271,7 @@ class TcpDoor(TcpFront, Door):
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, limit_reached)
             return
         self._end_former(frame)
-        secret = token_bytes(SECRET_BYTES)
+        secret = token_bytes(doors.SECRET_BYTES)
         name = printable(message.name)
         session = RemoteSession(number, [], secret, host, name, message.pid, key, message.version)
         session.marks.append((monotonic(), 0))

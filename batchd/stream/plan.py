@@ -37,20 +37,13 @@ from batchd.core.mixtures import Segment
 from batchd.core.packs import PartPacks, packed_in
 from batchd.core.plan import Plan
 from batchd.data.functions.find import CallArguments, ModuleNotFound, find_module, function_problems, parse_function
+from batchd.data.pipeline import sample_fields
 from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.data.pipeline.call.effects import ARGUMENTS
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.image.options import CropToBucket, Decode, Follow
 from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import StepOptions, step_to_plain, with_inner
-from batchd.data.pipeline.sample_fields import (
-    SAMPLE_FIELDS_MAX,
-    StepCheck,
-    columns_after,
-    drawing_step,
-    pack_of,
-    reserved_names,
-)
 from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack, RoomStep
 from batchd.data.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.data.samples.columns import Column
@@ -112,7 +105,7 @@ class StreamPlan:
     @property
     def pack(self) -> Pack | None:
         """The last step of a packed stream."""
-        return pack_of(self.pipeline.steps)
+        return sample_fields.pack_of(self.pipeline.steps)
 
     @property
     def mixing(self) -> RowMixing | None:
@@ -204,12 +197,12 @@ def drawn_fields(config: StreamConfig) -> tuple[Field, ...]:
 
 def _size_of_rows(key: str, field: str | None, config: StreamConfig, columns: Sequence[Column]) -> tuple[int, int]:
     """Height and width of the images that trainers change: of ``field``, or of the only one."""
-    if pack_of(config.pipeline) is not None:
+    if sample_fields.pack_of(config.pipeline) is not None:
         raise SourceInvalid(f'{key}: rows of "pack" have several samples each, so trainers change none; leave it out')
-    made, drawn = columns_after(columns, config.pipeline), [field.name for field in drawn_fields(config)]
+    made, drawn = sample_fields.columns_after(columns, config.pipeline), [field.name for field in drawn_fields(config)]
     if taken := set(drawn) & made.keys():
         raise SourceInvalid(f"{key}: a sample has a field {min(taken)!r} already; rename it")
-    most = SAMPLE_FIELDS_MAX - len(drawn)
+    most = sample_fields.SAMPLE_FIELDS_MAX - len(drawn)
     if len(made) > most:
         text = f'{len(made)} fields, and beside {" and ".join(drawn)} a batch holds {most}; "drop" leaves some out'
         raise SourceInvalid(f"{key}: a sample has {text}")
@@ -250,7 +243,7 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
         key = f"streams.{name}.pipeline"
     steps = [step for step in config.pipeline if not isinstance(step, LAST_STEPS)]
     is_after = bucket.by in AFTER_STEPS
-    made = columns_after(columns, steps) if is_after else {column.name: column for column in columns}
+    made = sample_fields.columns_after(columns, steps) if is_after else {column.name: column for column in columns}
     where = "after the steps" if is_after else "in the source"
     if field not in made:
         raise SourceInvalid(f"{key}: a sample has no {field!r} {where}; it has {', '.join(made)}")
@@ -264,7 +257,7 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
         raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only numbers [?, …] differ in length")
     if bucket.by == "value" and (column.kind != "array" or column.shape != ()):
         raise SourceInvalid(f'{key}: {field!r} is {kind} {where}: by = "value" needs one number')
-    random = drawing_step(steps, field, by_value=bucket.by == "value")
+    random = sample_fields.drawing_step(steps, field, by_value=bucket.by == "value")
     if is_after and random is not None:
         raise SourceInvalid(
             f'{key}: {field!r} must have the same {bucket.by} in all epochs, and "{random}" draws random numbers for it'
@@ -311,7 +304,7 @@ def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | Non
     bucket = config.bucket
     if bucket is None or bucket.budget is None:
         return None
-    column = columns_after(columns, config.pipeline).get(bucket.field)
+    column = sample_fields.columns_after(columns, config.pipeline).get(bucket.field)
     if column is None or column.varying is None:
         return None
     if bucket.by == "length":
@@ -482,13 +475,13 @@ def look_at_stream(
         columns = None
     if columns is not None:
         columns = (*columns, *(Column(name, dtype="int64") for name in draft.source_fields))
-    wrong_names = reserved_names(columns or ())
+    wrong_names = sample_fields.reserved_names(columns or ())
     found += [(ProblemKind.UNUSABLE_SOURCE, ("source",), text) for text in wrong_names]
     if python_path is not None:
         found += [
             (ProblemKind.OWN_FUNCTION, *problem) for problem in code_problems(draft.sources, draft.steps, python_path)
         ]
-    check = StepCheck(columns)
+    check = sample_fields.StepCheck(columns)
     for place in range(len(draft.steps) + len(draft.gaps)):
         if place in draft.steps:
             check.check_step(place, draft.steps[place])

@@ -15,16 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.samples.values import Value
+from batchd.data.sources import interface
 from batchd.data.sources.composed.options import ConcatSource, MixSource, SubsetSource, parts_of
-from batchd.data.sources.interface import (
-    NamesFiles,
-    Reader,
-    ReadsLengths,
-    ReadsPoints,
-    open_reader,
-    part_of,
-    read_ahead,
-)
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 
@@ -40,7 +32,7 @@ class ComposedReader:
         self._index = index
         self._max_bytes = max_bytes
         self._storage = storage
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, interface.Reader] = {}
         self._starts = list(accumulate((samples for samples, _facts in index.facts["parts"]), initial=0))
         self._numbers, self._part_of = index.arrays.get("numbers"), index.arrays.get("parts")
         self._with_points = False
@@ -51,7 +43,7 @@ class ComposedReader:
         part, number = self._place(sample)
         reader = self._reader(part)
         values = reader.read(number)
-        self.points = reader.points if isinstance(reader, ReadsPoints) else {}
+        self.points = reader.points if isinstance(reader, interface.ReadsPoints) else {}
         return self._with_source(values, part)
 
     def read_points(self) -> bool:
@@ -65,14 +57,14 @@ class ComposedReader:
         for part, number in map(self._place, samples):
             wanted.setdefault(part, []).append(number)
         for part in {*wanted, *self._readers}:
-            read_ahead(self._reader(part), wanted.get(part, ()))
+            interface.read_ahead(self._reader(part), wanted.get(part, ()))
 
     def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
         """See ``interface.ReadsLengths``."""
         found = np.zeros(len(samples), np.int64)
         parts, numbers = np.array([self._place(sample) for sample in samples], np.int64).reshape(-1, 2).T
         for part in np.unique(parts).tolist():
-            if isinstance(reader := self._reader(part), ReadsLengths):
+            if isinstance(reader := self._reader(part), interface.ReadsLengths):
                 found[parts == part] = reader.lengths(numbers[parts == part].tolist(), field)
         return found
 
@@ -90,12 +82,12 @@ class ComposedReader:
         """See ``interface.NamesFiles``."""
         part, number = self._place(sample)
         reader = self._reader(part)
-        return reader.file(number) if isinstance(reader, NamesFiles) else None
+        return reader.file(number) if isinstance(reader, interface.NamesFiles) else None
 
-    def part_with(self, sample: int) -> tuple[Reader, SourceIndex, int]:
+    def part_with(self, sample: int) -> tuple[interface.Reader, SourceIndex, int]:
         """See ``interface.HasParts``."""
         part, number = self._place(sample)
-        return self._reader(part), part_of(self._index, part), number
+        return self._reader(part), interface.part_of(self._index, part), number
 
     def close(self) -> None:
         """Close all that are open."""
@@ -113,11 +105,13 @@ class ComposedReader:
         part = bisect_right(self._starts, sample) - 1
         return part, sample - self._starts[part]
 
-    def _reader(self, part: int) -> Reader:
+    def _reader(self, part: int) -> interface.Reader:
         reader = self._readers.get(part)
         if reader is None:
-            reader = open_reader(self._parts[part], part_of(self._index, part), self._max_bytes, self._storage)
-            if self._with_points and isinstance(reader, ReadsPoints):
+            reader = interface.open_reader(
+                self._parts[part], interface.part_of(self._index, part), self._max_bytes, self._storage
+            )
+            if self._with_points and isinstance(reader, interface.ReadsPoints):
                 reader.read_points()
             self._readers[part] = reader
         return reader

@@ -53,13 +53,7 @@ from batchd.data.sources.finding import FilePattern, find_in_shards
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.jsonl.values import json_object, value_at
 from batchd.data.sources.neighbours import Neighbours, in_files
-from batchd.data.sources.webdataset.options import (
-    MEMBER_BYTES_MAX,
-    MISSING,
-    POINTS_ENDING,
-    MemberField,
-    WebDatasetSource,
-)
+from batchd.data.sources.webdataset import options
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, blob, number_array, readable
 from batchd.data.storage.paths import behind_the_end, size_of
@@ -233,8 +227,8 @@ class TarSample(NamedTuple):
 
         They count only directly behind their image, and if they are shorter.
         """
-        points = self.members.get(f"{member.name[len(self.key) + 1 :]}.{POINTS_ENDING}")
-        if points is None or not 0 < points.size < member.size < MEMBER_BYTES_MAX // 2:
+        points = self.members.get(f"{member.name[len(self.key) + 1 :]}.{options.POINTS_ENDING}")
+        if points is None or not 0 < points.size < member.size < options.MEMBER_BYTES_MAX // 2:
             return 0, 0
         is_behind = 0 < points.start - member.start - member.size <= POINTS_GAP_BYTES_MAX
         return (points.start - member.start, points.size) if is_behind else (0, 0)
@@ -365,7 +359,7 @@ class _HeadersOnly:
 
 
 def _samples(
-    source: WebDatasetSource, shards: list[bytes], survey: Survey
+    source: options.WebDatasetSource, shards: list[bytes], survey: Survey
 ) -> Iterator[tuple[int, Path, BinaryIO, TarSample]]:
     """Each sample, with the number, path and stream of its shard. Raises ``SourceInvalid``."""
     for number, shard in enumerate(shards):
@@ -378,7 +372,7 @@ def _samples(
             raise SourceInvalid(f"{path} holds no sample; leave it out of the shards")
 
 
-def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
+def _scan(source: options.WebDatasetSource, survey: Survey) -> SourceIndex:
     """Find the samples of all shards, ordered by the shards' paths. Raises ``SourceInvalid``."""
     shards = shards_of(source, survey)
     if source.fields:
@@ -393,7 +387,7 @@ def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
 class _FoundMembers:
     """The members of the samples of a source with ``fields``, found so far."""
 
-    def __init__(self, source: WebDatasetSource) -> None:
+    def __init__(self, source: options.WebDatasetSource) -> None:
         self._source = source
         self._parts = source.parts
         self._wanted = source.wanted
@@ -453,23 +447,23 @@ class _FoundMembers:
         for slot, wanted in enumerate(self._wanted):
             found = sample.find(wanted)
             if found is None:
-                self._endings.append(MISSING)
+                self._endings.append(options.MISSING)
                 self._extents.extend((0, 0))
                 self._points.extend((0, 0))
                 continue
             number, member = found
             self._endings.append(number)
             blocks = (member.start - start) // BLOCKSIZE
-            if blocks > MEMBER_BYTES_MAX:
+            if blocks > options.MEMBER_BYTES_MAX:
                 raise SourceInvalid(f"{path}: the members of {readable(key)} lie too far from each other")
             self._seen[slot] = True
-            self._extents.extend((blocks, min(member.size, MEMBER_BYTES_MAX)))
+            self._extents.extend((blocks, min(member.size, options.MEMBER_BYTES_MAX)))
             self._points.extend(sample.points_of(member) if slot in self._images else (0, 0))
             if slot not in self._images and member.size <= CONTENT_BYTES_MAX:
                 content = content_of(stream, member)
                 self._content.update(b"%d:%b" % (len(content), content))
 
-    def _fact(self, part: MemberField) -> list[object]:
+    def _fact(self, part: options.MemberField) -> list[object]:
         """The facts that decide the bytes of a field, in a normal form."""
         default = self._source.defaults.get(part.column.name)
         if default is not None and not isinstance(default, str) and part.column.kind == "array":
@@ -489,7 +483,7 @@ def _listed(members: dict[str, TarMember]) -> str:
     return ", ".join(chain(shown, more))
 
 
-def _image(source: WebDatasetSource, path: Path, sample: TarSample) -> TarMember:
+def _image(source: options.WebDatasetSource, path: Path, sample: TarSample) -> TarMember:
     if found := sample.find(source.image):
         return found[1]
     name = next(iter(sample.members.values())).name
@@ -499,7 +493,7 @@ def _image(source: WebDatasetSource, path: Path, sample: TarSample) -> TarMember
     )
 
 
-def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, sample: TarSample) -> int:
+def _label(source: options.WebDatasetSource, path: Path, stream: BinaryIO, sample: TarSample) -> int:
     ending, _, key = source.label.partition(":")
     if not ending:
         return 0
@@ -527,26 +521,26 @@ def _no_label(path: Path, member: str, key: str) -> NoReturn:
     raise SourceInvalid(f"{path}: {member} is not {what}")
 
 
-def _columns(source: WebDatasetSource, _storage: Storage) -> tuple[Column, ...]:
+def _columns(source: options.WebDatasetSource, _storage: Storage) -> tuple[Column, ...]:
     if source.fields:
         return *source.columns, *files_index.path_columns(source.path_bytes)
     return files_index.image_columns(source.path_bytes)
 
 
-def _neighbours(source: WebDatasetSource, index: SourceIndex) -> Neighbours:
+def _neighbours(source: options.WebDatasetSource, index: SourceIndex) -> Neighbours:
     if "firsts" not in index.arrays:
         return files_index.files_neighbours(source, index)
     return in_files(index.arrays["firsts"], len(index), begins=index.arrays["starts"])
 
 
-def _find(source: WebDatasetSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+def _find(source: options.WebDatasetSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
     return (
         find_in_shards(pattern, index) if "firsts" in index.arrays else files_index.find_files(source, index, pattern)
     )
 
 
 KINDS = {
-    WebDatasetSource: BuiltInKind(
+    options.WebDatasetSource: BuiltInKind(
         problems=shards_problems,
         columns=_columns,
         scan=_scan,
