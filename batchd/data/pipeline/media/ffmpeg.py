@@ -214,10 +214,9 @@ class CodedSound:
         """When the first sample is heard, in units of time: no packet of a Vorbis tells it."""
         if self._is_sequential and self._unit > 1:
             self._is_fresh = False
+            packets = self._container.demux(self._sound)
             with suppress(av.FFmpegError):
-                return next(
-                    frame.pts or 0 for packet in self._container.demux(self._sound) for frame in packet.decode()
-                )
+                return next((frame.pts or 0 for packet in packets for frame in packet.decode()), 0)
         return self._sound.start_time or 0
 
     @property

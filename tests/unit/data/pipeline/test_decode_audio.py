@@ -392,6 +392,8 @@ SMALL = {
     "vorbis": stored("OGG", "VORBIS", sweep(8_000, 0.02, 1), 8_000),
     "mp3": stored("MP3", "MPEG_LAYER_III", sweep(16_000, 0.02, 1), 16_000),
     "aiff": stored("AIFF", "PCM_16", sweep(8_000, 0.02, 1), 8_000),
+    "avi": coded("avi", "pcm_s16le", sweep(8_000, 0.02), 8_000),
+    "webm with vorbis": coded("webm", "vorbis", sweep(16_000, 0.2), 16_000),
 }
 
 
