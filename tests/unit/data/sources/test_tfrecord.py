@@ -436,16 +436,12 @@ def test_the_index_holds_each_record_whatever_the_block(tmp_path_factory, record
 
 
 def test_an_empty_file_is_refused(tmp_path) -> None:
-    """Files that are named and missing, and patterns without a match, are refused, too."""
+    """The message has its name, and the remedy."""
     write_records(tmp_path / "a", [example(label=[1])])
     (tmp_path / "b").touch()
 
     with pytest.raises(SourceInvalid, match=rf"{tmp_path}/b is empty; leave it out of the shards"):
         labels(tmp_path, 1)
-    with pytest.raises(SourceInvalid, match=rf"there is no file {tmp_path}/c-00001-of-00002"):
-        labels(tmp_path, 1, shards=("a", "c-{00001..00001}-of-00002"))
-    with pytest.raises(SourceInvalid, match=r"no file below .* matches 'u-\*'"):
-        labels(tmp_path, 1, shards=("u-*",))
 
 
 @pytest.mark.parametrize("data", [b"no record at all" * 9, bytes(100), b"\xff" * 100, b"\xff\xd8\xff" + bytes(99)])
