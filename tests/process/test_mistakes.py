@@ -19,7 +19,7 @@ import pytest
 
 from batchd.cli.main import COMMANDS
 from batchd.errors import ExitCode
-from support.commands import in_a_terminal
+from support.commands import in_a_process, in_a_terminal
 from support.daemon_process import clean_environment
 from support.images import write_photos
 from support.settings import folder_stream
@@ -92,7 +92,7 @@ check --set nonsense                         | 2 | 'nonsense' is not PATH=VALUE 
 check --set streams.photos.batchsize=3       | 2 | streams.photos.batchsize: unknown | did you mean batch_size?
 check --set streams.phtos.batch_size=3       | 2 | the file has no stream 'phtos' | did you mean photos?
 check --set daemon.worker=3                  | 2 | daemon.worker: unknown key | did you mean workers?
-explain unknow-key                           | 2 | there is no problem 'unknow-key' | did you mean unknown-key?
+explain unknow-key                           | 2 | there is no problem or event 'unknow-key' | did you mean unknown-key?
 # --- files
 check batchd.tmol                            | 2 | there is no file batchd.tmol | did you mean batchd.toml?
 check nosuch.toml                            | 2 | there is no file nosuch.toml | `batchd init PATH` writes one
@@ -263,16 +263,7 @@ def test_a_mistake_at_a_daemon_is_named_with_what_helps(daemon, folder, line, st
 
 def run(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command as a process."""
-    return subprocess.run(
-        [sys.executable, "-m", "batchd", *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env=clean_environment() | {"BATCHD_ADDRESS": f"ipc://{folder}/none"},
-        cwd=folder,
-        check=False,
-    )
+    return in_a_process([*words], clean_environment() | {"BATCHD_ADDRESS": f"ipc://{folder}/none"}, folder)
 
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root may be someone else, or mount a disk")

@@ -8,6 +8,8 @@ from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
+
 from batchd.cli.main import main
 from support.daemon_process import clean_environment
 from support.waiting import PATIENCE_S
@@ -32,14 +34,15 @@ def batchd(
     """
     words = [*map(str, arguments)]
     environment = clean_environment() | ({"BATCHD_ADDRESS": address} if address else {})
-    run = _in_a_process if PROCESSES.intersection(words) else _in_this_process
+    run = in_a_process if PROCESSES.intersection(words) else _in_this_process
     done = run(words, environment, folder or Path("/"))
     assert done.returncode == status, f"batchd {arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     assert "Traceback" not in done.stderr
     return done
 
 
-def _in_a_process(words: list[str], environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+def in_a_process(words: list[str], environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run ``batchd`` as a process of its own, whatever its exit status."""
     return subprocess.run(
         [sys.executable, "-m", "batchd", *words],
         stdin=subprocess.DEVNULL,
@@ -85,3 +88,12 @@ def _in_this_process(
             signal.signal(signal.SIGTERM, at_sigterm)
     said = (stream.detach().getvalue().decode(encoding) for stream in (output, errors))
     return subprocess.CompletedProcess(words, status, *said)
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run like the console script; return the exit code and the text of standard error."""
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return int(caught.value.code or 0), captured.err

@@ -16,11 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batchd.cli.config import annotated_toml, reference_markdown
-from batchd.cli.main import COMMANDS, cli, main
+from batchd.cli.main import COMMANDS, cli
 from batchd.cli.options import ConfigFile, Overrides, as_command
 from batchd.config.schema import json_schema
 from batchd.errors import EXIT_CODE_MEANINGS, AlreadyRunning
 from batchd.stream.rings import SLOTS_MAX
+from support.commands import fail
 from support.images import write_photos
 
 CONFIG = """
@@ -59,15 +60,6 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments))
-
-
-def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Run like the console script; return the exit code and the text of standard error."""
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return int(caught.value.code or 0), captured.err
 
 
 # --- the overview ---------------------------------------------------------------------------------

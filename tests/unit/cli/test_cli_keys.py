@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from batchd.cli.main import cli, main
+from batchd.cli.main import cli
 from batchd.runtime.keys import AcceptedKey, KeyDirectory
 from batchd_wire.keys import Role, read_connection_key
+from support.commands import fail
 from support.configs import WHOLE
 from support.images import write_photos
 from support.network import free_port
@@ -28,15 +29,6 @@ def run(*arguments: str) -> Result:
     result = CliRunner().invoke(cli, ["keys", *arguments])
     assert result.exit_code == 0, (result.output, result.exception)
     return result
-
-
-def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Run like the console script; return the exit code and the text of standard error."""
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return int(caught.value.code or 0), captured.err
 
 
 def test_a_new_key_is_printed_and_its_use_is_explained(folder: Path) -> None:
