@@ -125,8 +125,7 @@ class OpenVideos(Generic[Kept]):
                 ahead = self.ahead[other]
                 self._add(ahead.wants, file, frames, ahead.wanted[file](frames))
             self._add(self._current, file, frames, numbers)
-        if sample in self.ahead:
-            self._drop(sample)
+        self.forget(sample)
 
     def end(self) -> None:
         """Drop what the current sample wanted."""

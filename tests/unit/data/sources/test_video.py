@@ -143,6 +143,17 @@ def test_announced_samples_share_one_pass_over_their_group(videos, monkeypatch, 
         assert reader.videos.videos.kept_bytes == 0
 
 
+def test_a_sample_that_comes_twice_is_decoded_once(videos, monkeypatch) -> None:
+    """What is kept for its second time lasts until then, and no longer."""
+    fed = fed_packets(monkeypatch)
+    with opened(of(videos / "long_groups.mp4", frames=4, stride=3)) as (reader, _index):
+        reader.prefetch([5, 40, 5])
+        first, _other, second = (reader.read(sample)["image"] for sample in (5, 40, 5))
+        np.testing.assert_array_equal(first, second)
+        assert len(fed) == len(set(fed))
+        assert (reader.videos.videos.kept, reader.videos.videos.ahead) == ({}, {})
+
+
 def test_samples_that_are_not_read_are_forgotten(videos) -> None:
     """Their frames take no memory when their block has passed."""
     storage = Storage()
