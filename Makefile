@@ -79,7 +79,7 @@ $(COMPILED): $(STAMP) $(wildcard $(TESTS:%=%/test_*.py) tests/unit/*/test_*.py t
 	@$(WRITING) $(BIN)/python -m pytest -qq --collect-only $(filter %.py,$?) >/dev/null || true # `make test` says what fails
 	@touch $@
 
-test: bytecode $(COMPILED) ## Run the tests (some six minutes on 2 cores; ARGS for pytest, which then runs in one process)
+test: bytecode $(COMPILED) ## Run the tests (some five minutes on 2 cores; ARGS for pytest, which then runs in one process)
 	$(if $(ARGS),$(PYTEST) -m 'not slow and not jobs' $(call chosen,$(TESTS)),$(IN_LANES) -m 'not slow and not jobs$(if $(ALL),, and not thorough)')
 
 test-all: ## Run these and the thorough tests: campaigns, streams through pools, crowds, cables, clusters (twice as long)

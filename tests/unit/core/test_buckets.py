@@ -213,20 +213,23 @@ def test_a_sample_above_the_budget_is_named():
     assert (caught.value.item, caught.value.size) == (1, 9)
 
 
+def read_the_rest(plan, world_size, read):
+    """Let ranks read an epoch on behind its batches ``read``: together they have each sample."""
+    for course in [Course(plan, rank, world_size, 0, len(read), 1) for rank in range(world_size)]:
+        shares = [course.at(sequence) for sequence in range(course.first_rounds)]
+        assert course.at(course.first_rounds) is None
+        read = [*read, *(plan.indices(share.position, share.first, share.rows) for share in shares)]
+
+    assert set(np.concatenate(read).tolist()) == set(range(1_003))
+
+
 @pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("world_size", [1, 3, 16])
 def test_ranks_have_equal_steps_of_a_budget(world_size):
     """Also from the middle of an epoch on: together each sample once."""
     plan = budget_plan(np.random.default_rng(0).integers(1, 90, 1_003), 5, 40, 400)
     read = batches_of(plan)[:20]
-
-    courses = [Course(plan, rank, world_size, 0, 20, 1) for rank in range(world_size)]
-    for course in courses:
-        shares = [course.at(sequence) for sequence in range(course.first_rounds)]
-        assert course.at(course.first_rounds) is None
-        read += [plan.indices(share.position, share.first, share.rows) for share in shares]
-
-    assert set(np.concatenate(read).tolist()) == set(range(1_003))
+    read_the_rest(plan, world_size, read)
 
 
 def test_batches_of_all_buckets_are_mixed_and_each_epoch_has_its_own():
@@ -262,14 +265,7 @@ def test_ranks_have_equal_steps_and_together_each_sample_once(world_size):
     order = order_of(np.random.default_rng(0).integers(1, 90, 1_003), 5, 7)
     plan = Plan(1_003, 7, 3, shuffle=True, drop_last=False, order=order)
     read = [plan.indices(Position(0, step), 0, 7) for step in range(50)]
-
-    courses = [Course(plan, rank, world_size, 0, 50, 1) for rank in range(world_size)]
-    for course in courses:
-        shares = [course.at(sequence) for sequence in range(course.first_rounds)]
-        assert course.at(course.first_rounds) is None
-        read += [plan.indices(share.position, share.first, share.rows) for share in shares]
-
-    assert set(np.concatenate(read).tolist()) == set(range(1_003))
+    read_the_rest(plan, world_size, read)
 
 
 def test_padding_is_little_and_ranks_of_a_step_have_batches_of_the_same_length():

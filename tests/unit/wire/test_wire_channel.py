@@ -120,51 +120,34 @@ def test_messages_keep_their_order_and_their_borders(pair) -> None:
     assert [receive_message(theirs, TO_TRAINER_LIFELINE) for _ in sent] == [(message, []) for message in sent]
 
 
+LONGEST = Welcome(1, bytes(DATAGRAM_BYTES_MAX - 8)).encode()
+NO_MESSAGES = [b"\xff", b"\xc0", Hello(1, "x", 2).encode(), SHARED.encode() + b"\x00", SHARED.encode()[:-1]]
+
+
 @pytest.mark.parametrize(
-    "data", [b"\xff", b"\xc0", Hello(1, "x", 2).encode(), SHARED.encode() + b"\x00", SHARED.encode()[:-1]]
+    ("data", "copies", "words"),
+    [
+        *((data, DESCRIPTORS_MAX, None) for data in NO_MESSAGES),
+        (LONGEST + b"\xc0", 1, "too long"),
+        (SHARED.encode(), DESCRIPTORS_MAX + 1, "too many descriptors"),
+        (SHARED.encode(), 4 * DESCRIPTORS_MAX, "too many descriptors"),
+    ],
+    ids=[*"abcde", "truncated", "too many", "far too many"],
 )
-def test_what_is_no_message_is_refused_and_its_descriptors_are_closed(pair, pipe, data) -> None:
-    """Otherwise, a peer could fill the table of descriptors with nonsense."""
-    ours, theirs = pair
-    reading, writing = pipe
-    before = open_descriptors()
-    socket.send_fds(ours, [data], [writing] * DESCRIPTORS_MAX)
+def test_what_is_no_message_is_refused_and_its_descriptors_are_closed(pair, pipe, data, copies, words) -> None:
+    """Otherwise, a peer could fill the table of descriptors with nonsense.
 
-    with pytest.raises(MalformedMessage):
-        receive_message(theirs, TO_TRAINER_LIFELINE)
-
-    assert open_descriptors() == before
-    os.close(writing)
-    assert is_closed_everywhere(reading)
-
-
-def test_a_truncated_datagram_is_refused_and_its_descriptors_are_closed(pair, pipe) -> None:
-    """The beginning of the datagram might be a message; it is not read as one."""
+    The beginning of a truncated datagram might be a message; it is not read as one.
+    """
     ours, theirs = pair
     reading, writing = pipe
     before = open_descriptors()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    longest = Welcome(1, bytes(DATAGRAM_BYTES_MAX - 8)).encode()
-    assert len(longest) == DATAGRAM_BYTES_MAX
-    socket.send_fds(ours, [longest + b"\xc0"], [writing])
+    assert len(LONGEST) == DATAGRAM_BYTES_MAX
+    socket.send_fds(ours, [data], [writing] * copies)
 
-    with pytest.raises(MalformedMessage, match="too long"):
+    with pytest.raises(MalformedMessage, match=words):
         receive_message(theirs, TO_TRAINER_LIFELINE)
-
-    assert open_descriptors() == before
-    os.close(writing)
-    assert is_closed_everywhere(reading)
-
-
-def test_too_many_descriptors_are_refused_and_all_closed(pair, pipe) -> None:
-    """The receiver closes those that arrived, and the kernel those that it cut off."""
-    ours, theirs = pair
-    reading, writing = pipe
-    before = open_descriptors()
-    for copies in (DESCRIPTORS_MAX + 1, 4 * DESCRIPTORS_MAX):
-        socket.send_fds(ours, [SHARED.encode()], [writing] * copies)
-        with pytest.raises(MalformedMessage, match="too many descriptors"):
-            receive_message(theirs, TO_TRAINER_LIFELINE)
 
     assert open_descriptors() == before
     os.close(writing)

@@ -249,6 +249,19 @@ def test_points_in_a_shard_that_do_not_fit_change_no_pixel(make, tmp_path, chang
         assert same(by_points(number)[0], whole(number)[0])
 
 
+def read_in_parts(make, server, source, epochs):
+    """Read the images of a shard; from the second epoch on, only parts of it are requested."""
+    by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
+    assert same(by_parts(0)[0], whole(0)[0])
+    for number in range(1, epochs):
+        asked(server)
+        made, read_bytes = by_parts(number)
+        sizes = [size for _name, size in asked(server)]
+        assert None not in sizes
+        assert max(read_bytes, sum(sizes)) < 0.6 * len(server.files["shard"])
+        assert same(made, whole(number)[0])
+
+
 @pytest.mark.parametrize("kind", ["a pair", "fields"])
 def test_prepared_shards_on_a_server_are_read_in_parts(make, server, tmp_path, kind, monkeypatch):
     """The first epoch reads the points with their files, and the cache keeps them for the next."""
@@ -256,15 +269,7 @@ def test_prepared_shards_on_a_server_are_read_in_parts(make, server, tmp_path, k
     server.files = {"shard": (tmp_path / "shard").read_bytes()}
     monkeypatch.setattr(extension, "access_points", lambda *_given: pytest.fail("a file was walked"))
     source = prepared_source(server.url, kind)
-    by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
-    assert same(by_parts(0)[0], whole(0)[0])
-    for number in range(1, 3):
-        asked(server)
-        made, read_bytes = by_parts(number)
-        sizes = [size for _name, size in asked(server)]
-        assert None not in sizes
-        assert max(read_bytes, sum(sizes)) < 0.6 * len(server.files["shard"])
-        assert same(made, whole(number)[0])
+    read_in_parts(make, server, source, 3)
 
 
 @pytest.mark.thorough(after_first=True)
@@ -275,15 +280,7 @@ def test_images_in_shards_are_read_in_parts(make, server, tmp_path, kind):
     write(tmp_path / "shard")
     server.files = {"shard": (tmp_path / "shard").read_bytes()}
     source = f"{{ root = '{server.url}', shards = ['shard'], {options} }}"
-    by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
-    assert same(by_parts(0)[0], whole(0)[0])
-    for number in range(1, 4):
-        asked(server)
-        made, read_bytes = by_parts(number)
-        sizes = [size for _name, size in asked(server)]
-        assert None not in sizes
-        assert max(read_bytes, sum(sizes)) < 0.6 * len(server.files["shard"])
-        assert same(made, whole(number)[0])
+    read_in_parts(make, server, source, 4)
 
 
 def test_an_image_in_a_compressed_row_group_is_read_with_it(make, server, tmp_path):
