@@ -7,22 +7,38 @@
 The kernel checks each file that is opened, so no link or rename behind a check matters.
 """
 
+import ctypes
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from batchd.runtime.children import die_with_parent
 
+CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
+"""What acting for other users takes, with their numbers: capabilities(7)."""
+_CAPSET_VERSION = 0x20080522
+
+
+def lacking() -> list[str]:
+    """Those of ``CAPABILITIES`` that this process does not have."""
+    facts = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    own = int(facts.partition("CapEff:")[2].split()[0], 16)
+    return [name for name, number in CAPABILITIES.items() if not own >> number & 1]
+
 
 def become(reader: Sequence[int]) -> None:
-    """Give up this process's user for that of ``reader``: user, group, all groups.
+    """Give up this process's user for that of ``reader``, and all capabilities.
 
-    Raises ``PermissionError``.
+    ``reader``: user, group, all groups. Raises ``PermissionError``.
     """
     user, group, *groups = reader
     os.setgroups(groups)
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
+    # the kernel does that itself for root alone
+    ctypes.CDLL(None).capset(struct.pack("=II", _CAPSET_VERSION, 0), bytes(24))
     die_with_parent()  # the kernel forgets that where the user changes
 
 

@@ -128,7 +128,7 @@ def users(serving):
 
 def _start_for_users(serving, data, **options):
     define = {"who": [f"group:{ML}"], "roots": [str(data)], **options.pop("define", {})}
-    daemon = serving(define=define, through=python_for_all(), **options)
+    daemon = serving(define=define, through=[*python_for_all(), *options.pop("through", [])], **options)
     for folder in daemon.runtime_dir.parents[:2]:
         folder.chmod(0o711)
     for path in (daemon.runtime_dir, *daemon.runtime_dir.glob("*.sock")):
@@ -173,6 +173,40 @@ def test_a_stream_reads_nothing_that_who_defines_it_may_not_read(users):
         with batchd_client.connect(daemon.address) as root:
             assert root.define("measured-too", {**closed, "bucket": bucket}).fingerprint == measured.fingerprint
             assert all(next(iter(root.define("of-root", closed, epochs=1)))["valid"])
+
+
+SERVER = 51_400
+"""A user that daemons run as."""
+
+
+@as_root
+@pytest.mark.parametrize("missing", ["", "setuid", "setgid", "kill"])
+def test_a_daemon_of_another_user_reads_for_others_with_three_capabilities_alone(users, missing):
+    """It may not read their files itself. Without one of the three it refuses, and names it."""
+    start, data = users
+    own = ",".join(f"+{name}" for name in ("setuid", "setgid", "kill") if name != missing)
+    words = ["sh", "-c", 'chmod 711 .. && chown -R "$0" . && exec "$@"', str(SERVER)]
+    words += ["setpriv", "--reuid", str(SERVER), "--regid", str(ML), "--clear-groups"]
+    readable = {"photos": folder_stream(data / "open", memory="1MiB")}
+    daemon = start(streams=readable, through=[*words, "--inh-caps", own, "--ambient-caps", own])
+    assert f"Uid:\t{SERVER}\t" in Path(f"/proc/{daemon.pid}/status").read_text()
+    rows = data / "rows.npy"
+    np.save(rows, np.arange(64, dtype="float32").reshape(16, 4))
+    os.chown(rows, ANNA, ANNA)
+    rows.chmod(0o400)
+    table = {"source": {"type": "npy", "root": str(data), "arrays": {"x": rows.name}}, "batch_size": 4}
+    with connect_as(ANNA, daemon) as anna, connect_as(BEN, daemon) as ben:
+        if missing:
+            with pytest.raises(
+                DefinitionRefused, match=f"user {SERVER} without CAP_{missing.upper()}, and cannot read"
+            ):
+                anna.define("rows", table)
+            return
+        assert len(see(anna.define("rows", table), 2)) == 2
+        with pytest.raises(DefinitionRefused, match=r"rows\.npy.*Permission denied"):
+            ben.define("others-rows", table)
+        bucket = {"field": "image", "by": "aspect", "count": 2}
+        assert len(see(ben.define("photos-of-ben", folder_stream(data / "open", bucket=bucket)), 1)) == 1
 
 
 @as_root

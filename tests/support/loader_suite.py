@@ -9,9 +9,11 @@ program = "torch_program"       a module of ``support`` with the programs that a
 """
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -30,6 +32,7 @@ from support.daemon_process import DaemonProcess
 from support.garbage import CYCLES, collected
 from support.loaders import in_use
 from support.programs import end, gone, start
+from support.settings import folder_stream
 
 EPOCH = 40
 Load = Callable[..., Any]
@@ -164,6 +167,19 @@ class LoaderSuite:
         shares = [indices(load(rank=rank, world_size=world_size)) for rank in range(world_size)]
         assert len({len(share) for share in shares}) == 1
         assert sorted(number for share in shares for batch in share for number in batch) == list(range(EPOCH))
+
+    def test_a_loader_defines_the_stream_that_it_reads(self, load: Load, start_daemon: Any, photos: Path) -> None:
+        """A state has the table, so that another loader goes on with the next batch."""
+        table = folder_stream(photos, seed=3)
+        rules = {"who": [f"group:{os.getegid()}"], "roots": [str(photos)]}
+        daemon, loader_type = start_daemon({"same": table}, define=rules), type(load())
+        with loader_type("same", address=daemon.address) as one:
+            expected = indices(one) + indices(one)
+        with loader_type("trial", address=daemon.address, define=table) as one:
+            seen, state = indices(one, 2), one.state_dict()
+        assert state["define"] == table
+        with loader_type("trial", address=daemon.address, state=state) as one:
+            assert seen + indices(one) + indices(one) == expected
 
     def test_mistakes_are_said_at_once(self, load: Load) -> None:
         """Those of fields, and of the client."""

@@ -39,7 +39,7 @@ from batchd.errors import (
     path_text,
 )
 from batchd.runtime import failpoints
-from batchd.runtime.rights import become
+from batchd.runtime.rights import CAPABILITIES, become, lacking
 from batchd.runtime.sandbox import enclose, unreadable_code, version
 from batchd.runtime.sizes import round_bytes
 from batchd.runtime.suggestions import known_here
@@ -109,14 +109,12 @@ def _take_user(who: Identity) -> None:
     """Go on as who asks, if he is a user of this host. Raises ``BatchdError``."""
     if not who.reader:
         return
-    own = os.geteuid()
-    try:
-        become(who.reader)
-    except PermissionError:
+    if missing := lacking():
         raise BatchdError(
-            f"the daemon runs as user {own}, and cannot read files with the rights of {who.owner}: it has to run as root, or "
-            "with CAP_SETUID and CAP_SETGID; or the operator adds the stream to the file"
-        ) from None
+            f"the daemon runs as user {os.geteuid()} without {', '.join(missing)}, and cannot read files with the rights of "
+            f"{who.owner}: it has to run as root, or with {', '.join(CAPABILITIES)}; or the operator adds the stream to the file"
+        )
+    become(who.reader)
     if closed := unreadable_code():
         raise BatchdError(
             f"{who.owner} may not read {closed}, where the daemon's program is; have the operator open it"

@@ -50,14 +50,10 @@ def test_a_user_that_is_not_mapped_here_is_nobody(monkeypatch: pytest.MonkeyPatc
 
 def test_a_daemon_that_cannot_take_the_rights_of_who_asks_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads nothing for him then; its own user, and keys, need none."""
-
-    def refused(_reader: list[int]) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(define, "become", refused)
+    monkeypatch.setattr(define, "lacking", lambda: ["CAP_KILL"])
 
     with pytest.raises(
-        BatchdError, match=r"cannot read files with the rights of user:51234: .* as root, or .*CAP_SETUID"
+        BatchdError, match=r"without CAP_KILL, and cannot read .* the rights of user:51234: .* as root, or .*CAP_SETUID"
     ):
         define._take_user(ANNA)
     for identity in (Identity(os.geteuid(), (0,), is_operator=True), Identity(key="team", public="p")):

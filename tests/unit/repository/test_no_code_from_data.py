@@ -37,6 +37,8 @@ ALLOWED = {
     ("batchd.runtime.numa", "ctypes"): "Python has no other way to call set_mempolicy(2)",
     ("batchd.runtime.numa", "ctypes.CDLL"): "it opens the C library that is already loaded",
     ("batchd.runtime.numa", "ctypes.c_ulong"): "it passes the bits of a node, and how many there are",
+    ("batchd.runtime.rights", "ctypes"): "Python has no other way to call capset(2)",
+    ("batchd.runtime.rights", "ctypes.CDLL"): "it opens the C library that is already loaded",
     ("batchd.runtime.sandbox", "ctypes"): "Python has no other way to call landlock_*(2) and seccomp(2)",
     ("batchd.runtime.sandbox", "ctypes.CDLL"): "it opens the C library that is already loaded",
     ("batchd.runtime.sandbox", "ctypes.get_errno"): "it says why a call was refused",
