@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from batchd.cli import terminal
-from batchd.cli.log_events import EVENTS, Event
+from batchd.cli.log_events import EVENTS, LogEvent
 from batchd.cli.options import argument, as_command, completions
 from batchd.config.manual import MANUAL, Entry
 from batchd.errors import ArgumentInvalid, ProblemKind
@@ -43,7 +43,7 @@ def command(*, name: Annotated[str | None, argument(shell_complete=_names)]) -> 
     terminal.say(explanation(MANUAL[ProblemKind(word)], width) if event is None else _event_explained(event, width))
 
 
-def _event_explained(event: Event, width: int) -> str:
+def _event_explained(event: LogEvent, width: int) -> str:
     """The cells of an event in docs/logs.md, without links."""
     parts = [f"{event.level}: {event.meaning}", *([f"What to do: {event.remedy}"] if event.remedy else [])]
     return "\n\n".join(click.wrap_text(re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", part), width) for part in parts)

@@ -122,10 +122,10 @@ class OneOf:
         return _reader(kind)(json.dumps(value), strict=True)
 
 
-def prepare_readers(kinds: Kinds[Any]) -> None:
+def prepare_readers(kinds: Mapping[str, type]) -> None:
     """Make the validators of all kinds, for a process whose forks validate tables."""
     for kind in kinds.values():
-        _reader(kind)  # type: ignore[arg-type]
+        _reader(kind)
 
 
 @cache
