@@ -132,6 +132,7 @@ def test_a_connection_that_never_greets_is_closed_in_the_end(start_daemon):
     assert line["reason"] == "no session came of it"
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", SOCKETS)
 def test_more_silent_connections_than_may_be_lose_the_oldest(start_daemon, name):
     """The oldest end at once, before their timeout."""

@@ -71,6 +71,7 @@ def test_a_batch_is_cut_to_the_longest_of_its_bucket(start_daemon, texts):
     assert max(spreads) <= 15 + 3
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("by", ["aspect", "pixels"])
 def test_pictures_are_sorted_by_what_is_asked_for(start_daemon, pictures, by):
     """Without a shuffle the smallest are first."""
@@ -298,6 +299,7 @@ def test_batches_of_one_size_are_drawn_and_made_again(start_daemon, pictures, tm
     assert printed.stdout == f"{tmp_path / 'sheet.png'}: epoch 0, step 0, 5 samples\n"
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("step", [CROPS, SIZES], ids=["crop", "drawn"])
 def test_own_batches_are_parts_of_batches_of_one_size(start_daemon, pictures, step):
     """A size that divides the stream's joins images of one size alone; others are refused."""

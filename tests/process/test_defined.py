@@ -311,6 +311,7 @@ def test_a_daemon_without_the_table_says_what_its_operator_has_to_write(start_da
         assert len(see(connection.stream("photos"), 1)) == 1
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("how", ["kill", "terminate"])
 def test_a_loop_goes_on_after_a_restart_of_the_daemon(serving, photos, how):
     """The client defines the stream again, and gets the same batches."""

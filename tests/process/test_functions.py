@@ -279,6 +279,7 @@ def test_what_workers_write_to_standard_error_is_a_line_of_the_log(start_daemon,
     assert all(output)
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("log_format", ["json", "text"])
 def test_the_last_line_of_a_worker_that_crashes_stands_before_its_death(start_daemon, photos, code, write, log_format):
     """It names the worker, as what was written before; the line about the death repeats it."""

@@ -364,6 +364,7 @@ def test_videos_give_frames(data: Path) -> None:
     assert [step["op"] for step in whole["pipeline"]] == AUGMENTED[1:]
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.usefixtures("forked_scans")
 @pytest.mark.parametrize(
     ("records", "options"),
@@ -551,6 +552,7 @@ def test_a_packed_file_comes_with_the_command_that_unpacks_it(data: Path, name: 
     assert list(done["classes"]) == ([] if name.endswith(".csv.gz") else ["cat", "dog"])
 
 
+@pytest.mark.thorough
 def test_packed_files_in_folders_come_with_commands_for_all_of_them(data: Path) -> None:
     """Each archive gets a folder of its own, so an archive for each class makes classes."""
     write_photos(data.parent / "inside", {"": 2})

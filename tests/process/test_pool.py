@@ -379,6 +379,7 @@ def test_a_worker_host_that_an_object_store_rejects_refuses_that_stream_by_name(
     assert SECRET not in shards.log + host.log
 
 
+@pytest.mark.thorough
 def test_a_worker_host_that_an_object_store_rejects_masks_no_sample(shards, start_host, store):
     """Without substitutes each of its samples is bad there, so it is sent away with the reason."""
     store.admitted = {"key-of-the-daemon"}

@@ -139,6 +139,7 @@ def test_a_trainer_keeps_its_sample_over_a_killed_daemon(start_daemon):
         assert rows_read(stream) == order[13:]
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("before", "after", "ranks"), [(3, 8, 1), (8, 3, 2), (7, 40, 1)])
 def test_a_run_goes_on_with_another_batch_size(start_daemon, photos, before, after, ranks):
     """The state is refused with what has changed, and converted where that loses nothing."""

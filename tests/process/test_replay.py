@@ -337,6 +337,7 @@ def test_bad_samples_are_named_with_what_stands_in_for_them(tmp_path):
     assert masked.fields["valid"].tolist().count(False) == 1
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("action", "timeout_s"), [("segv", 30), ("hang", 4)])
 def test_a_sample_that_ends_workers_is_bad_as_in_the_daemon(
     start_daemon, photos, monkeypatch, tmp_path, action, timeout_s

@@ -105,6 +105,7 @@ def test_a_ragged_batch_is_a_list_of_images(connection):
     assert seen == len(images)
 
 
+@pytest.mark.thorough
 def test_the_same_bytes_on_one_worker_and_on_two(start_daemon, daemon, folder):
     """Samples are shuffled and flipped; every field is equal."""
     alone = start_daemon(streams_over(folder), workers=1)

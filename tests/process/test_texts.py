@@ -72,6 +72,7 @@ def streams_of(files):
     }
 
 
+@pytest.mark.thorough
 def test_texts_are_the_same_on_any_number_of_workers(start_daemon, daemon, files):
     """All three kinds of texts are equal: shuffled, over epochs, with a worker killed meanwhile."""
     seen = []

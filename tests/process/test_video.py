@@ -80,6 +80,7 @@ def daemon(start_shared_daemon, videos):
     return start_shared_daemon(streams_over(videos), workers=2, chunk_rows=3)
 
 
+@pytest.mark.thorough
 def test_one_worker_and_two_give_the_same_bytes(daemon, start_daemon, videos):
     """The bytes are equal in any order, over epochs."""
     one = start_daemon(streams_over(videos), workers=1)

@@ -285,6 +285,7 @@ def three_to_one(workers: int = 2) -> Workplace:
     return place
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_tenants_get_worker_time_by_their_weights(workers):
     """However many streams each has, and whatever its samples cost."""

@@ -23,6 +23,7 @@ def many(mixing, batches=400, rows=64):
     return [np.concatenate(part) for part in zip(*found, strict=True)]
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 1.0, 2.5, 32.0])
 def test_the_quantiles_are_those_of_the_distribution(alpha):
     """They are compared with the density, summed up between the midpoints of a fine grid."""

@@ -115,7 +115,7 @@ def asked(server: FileServer) -> list[tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize("crop", CROPS)
-@pytest.mark.parametrize("color", ["rgb", "gray"])
+@pytest.mark.parametrize("color", ["rgb", pytest.param("gray", marks=pytest.mark.thorough)])
 def test_parts_have_the_pixels_of_whole_files(make, server, crop, color):
     """This holds in many epochs, with one request for each file."""
     by_parts, whole = make(crop, color=color), make(crop, "off", color)

@@ -313,6 +313,7 @@ def test_mixup_blends_as_ultralytics_and_keeps_the_objects_of_both(sample):
     assert values["id"] == sample
 
 
+@pytest.mark.thorough
 def test_the_shares_of_mixup_are_those_of_a_beta_distribution():
     """Beta(alpha, alpha) has the mean 1/2 and the variance 1 / (8 alpha + 4)."""
     for alpha in (1, 8, 32):
