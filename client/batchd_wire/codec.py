@@ -29,8 +29,8 @@ MESSAGE_BYTES_MAX = 1 << 20
 """Longest message. Only the daemon's answers to commands are nearly as long."""
 TEXT_CHARACTERS_MAX = 16 * 1024
 ITEMS_MAX = 4096
-DEFINITION_BYTES_MAX = 256 << 10
-"""Of the table of a stream that a trainer defines, as JSON."""
+DEFINITION_BYTES_MAX = 60 << 10
+"""Of the table of a stream that a trainer defines, as JSON: the daemon reads messages of 64 KiB."""
 NUMBER_MAX = (1 << 63) - 1
 
 

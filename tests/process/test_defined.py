@@ -277,7 +277,8 @@ REFUSED = {
     },
     r"deeper than 32": {"pipeline": [{"op": "resize", "size": json.loads("[" * 40 + "]" * 40)}]},
     r"deeper than 32|too deep": {"seed": json.loads("[" * 90 + "]" * 90)},
-    r"the table has 1 to 262144 bytes": {"seed": "9" * 300_000},
+    r"the table has 1 to 61440 bytes": {"seed": "9" * 62_000},
+    r"seed: must be an integer": {"seed": "9" * 61_000},
     r"memory: all streams that you define have 16\.0 MiB": {"memory": "1GiB"},
     r"need .* for 2 slots of 65,000 samples": {"batch_size": 65_000},
 }
