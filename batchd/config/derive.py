@@ -26,7 +26,7 @@ from batchd.errors import ConfigInvalid, KeyPath, Problem, ProblemKind, path_tex
 from batchd.runtime.suggestions import known_here, suggestion
 
 SET_KEYS_MAX = 64
-LIMITS = ("max_pixels", "max_bytes")
+LIMITS = ("max_pixels", "max_bytes", "cache_bytes")
 """Options that protect the daemon: none may be above the highest in the stream of the file."""
 SIDES = ("size", "sizes", "shorter_side", "longer_side", "max_longer_side", "multiple_of", "padding", "border")
 SIDE_MAX = 4_096

@@ -255,7 +255,17 @@ REFUSED = {
     r"s3://bucket/x is not below": {"source": {"type": "folder", "path": "s3://bucket/x"}},
     r"a\.jpg is a link that leads out of the root": {"source": {"type": "folder", "path": "ROOT/linked"}},
     r"leads out of the roots": {"source": {"type": "folder", "path": "ROOT/linked", "allow_outside_root": True}},
+    r"source\.sources\[0\]\.path: /etc is not below": {
+        "source": {"type": "concat", "sources": [{"type": "folder", "path": "/etc"}]}
+    },
     r"weights\.file: /etc/passwd is not below": {"weights": {"file": "/etc/passwd"}},
+    r"source\.part: '\.\./x' leads out of the root": {"source": {"type": "voc", "root": "ROOT", "part": "../x"}},
+    r"source\.max_pixels: may be 100000000 at most": {
+        "source": {"type": "lerobot", "root": "ROOT", "max_pixels": 100_000_001}
+    },
+    r"source\.cache_bytes: may be 134217728 at most": {
+        "source": {"type": "parquet", "root": "ROOT", "shards": ["*"], "fields": {"x": "int64"}, "cache_bytes": 1 << 40}
+    },
     r"cache_dir: is for the operator": {"cache_dir": "ROOT", "cache": "encoded", "cache_size": "1GiB"},
     r"journal: is for the operator": {"journal": "1MiB"},
     r"\"call\" runs functions of its own": {"pipeline": [*PIPELINE, {"op": "call", "function": "os:getcwd"}]},

@@ -25,6 +25,7 @@ from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.options import StepOptions, with_inner
 from batchd.data.samples.location import looks_like_url
 from batchd.data.sources.composed.options import sources_in
+from batchd.data.sources.options import SourceOptions
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.values import CHECK_LIMITS
@@ -237,7 +238,7 @@ def _texts(key: KeyPath, value: object) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _is_below(text: str, root: str) -> bool:
-    return text == root or text.startswith(root.rstrip("/") + "/")
+    return f"{text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/")
 
 
 def _of_theirs(name: str, stream: StreamConfig, rules: DefineConfig, data: object) -> Iterator[Problem]:
@@ -253,6 +254,7 @@ def _of_theirs(name: str, stream: StreamConfig, rules: DefineConfig, data: objec
         elif source.is_live:
             text = f"samples of {source.type!r} come once, from programs: the operator adds such a stream to the file"
             yield problem_at((*path, "type"), ProblemKind.WRONG_VALUE, text, data)
+        yield from (problem_at((*path, name), ProblemKind.WRONG_VALUE, text, data) for name, text in _raised(source))
     for key, step in with_inner({("pipeline", place): step for place, step in enumerate(stream.pipeline)}).items():
         if isinstance(step, Call) and not rules.code:
             yield problem_at((*around, *key, "function"), ProblemKind.WRONG_VALUE, f'"call" {functions}', data)
@@ -260,10 +262,10 @@ def _of_theirs(name: str, stream: StreamConfig, rules: DefineConfig, data: objec
         yield from (problem_at((*around, *key, name), ProblemKind.WRONG_VALUE, text, data) for name, text in wrong)
 
 
-def _raised(step: StepOptions) -> Iterator[tuple[str, str]]:
+def _raised(options: StepOptions | SourceOptions) -> Iterator[tuple[str, str]]:
     """Limits that protect workers, above what they are by default."""
-    for option in fields(step):
-        most, value = option.default or SIDE_MAX**2, getattr(step, option.name)
+    for option in fields(options):
+        most, value = option.default or SIDE_MAX**2, getattr(options, option.name)
         if option.name in LIMITS and isinstance(most, int) and value and value > most:
             yield option.name, f"may be {most} at most; the operator may have more in the file"
 

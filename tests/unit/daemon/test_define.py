@@ -58,3 +58,26 @@ def test_a_daemon_that_cannot_take_the_rights_of_who_asks_says_what_it_lacks(mon
         define._take_user(ANNA)
     for identity in (Identity(os.geteuid(), (0,), is_operator=True), Identity(key="team", public="p")):
         define._take_user(identity)
+
+
+@pytest.mark.parametrize(
+    ("text", "root", "is_below"),
+    [
+        ("/data", "/data/", True),
+        ("/database", "/data", False),
+        ("/data/../etc", "/data", False),
+        ("s3://bucket/sets", "s3://bucket/sets/", True),
+        ("s3://bucket/sets2", "s3://bucket/sets/", False),
+        ("s3://bucket2/x", "s3://bucket", False),
+        ("https://host/data/x", "https://host/data", True),
+        ("https://host/data/../x", "https://host/data", False),
+        ("https://host:8443/data/x", "https://host/data", False),
+        ("https://host@other/data/x", "https://host", False),
+        ("file:///data/x", "/data", False),
+    ],
+)
+def test_a_path_or_url_is_below_a_root_by_whole_names(text: str, root: str, is_below: bool) -> None:
+    """A slash behind either changes nothing."""
+    rules = DefineConfig(who=("key:team",), roots=(root,))
+
+    assert define._root_of(text, rules) == define._root_of(f"{text}/", rules) == (root if is_below else "")

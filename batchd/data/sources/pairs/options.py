@@ -249,6 +249,8 @@ class VocSource(ObjectsOptions):
                 counts.add(check_pattern(getattr(self, key)))
         if len(counts) > 1:
             checks.say("it needs as many * and ** as images", "annotations")
+        if self.part is not None and (Path(self.part).is_absolute() or ".." in Path(self.part).parts):
+            checks.say(f"{self.part!r} leads out of the root", "part")
         check_chosen(checks, self.fields, self.types)
         if len(set(self.names)) < len(self.names):
             checks.say("names must have each name once", "names")
