@@ -5,12 +5,14 @@ import os
 import pwd
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 
 import numpy as np
@@ -31,8 +33,9 @@ from batchd_wire.keys import connection_file_text
 from batchd_wire.messages import AskRemoval, Removed
 from support.commands import batchd as command
 from support.expected import Expected
+from support.good_trainers import private_bytes
 from support.images import write_photos
-from support.kernel import children_called, children_of, is_stopped
+from support.kernel import children_called, children_of, descriptors_of, is_stopped
 from support.network import free_port
 from support.seen import see
 from support.settings import PIPELINE, SLOT_BYTES, folder_stream, write_settings
@@ -207,6 +210,76 @@ def test_a_daemon_of_another_user_reads_for_others_with_three_capabilities_alone
             ben.define("others-rows", table)
         bucket = {"field": "image", "by": "aspect", "count": 2}
         assert len(see(ben.define("photos-of-ben", folder_stream(data / "open", bucket=bucket)), 1)) == 1
+
+
+STREAMS_OF_ONE = 10
+ACCOUNTS_BYTES = 64 << 10
+"""Of a user who has had so many streams: they stay in `batchd usage`."""
+
+
+def define_read_and_leave(daemon, table, user, connecting):
+    """Be a user who has as many streams as he may, and leaves."""
+    with connecting:  # the user is one of the whole process
+        connection = connect_as(user, daemon)
+    with connection:
+        streams = [
+            connection.define(f"of-{user}-{seed}", {**table, "seed": seed}, epochs=1, keep_s=0)
+            for seed in range(STREAMS_OF_ONE)
+        ]
+        with pytest.raises(DefinitionRefused, match=rf"user:{user} has defined {STREAMS_OF_ONE} of up to"):
+            connection.define(f"of-{user}-more", table)
+        return [len(see(stream, 1)) for stream in streams]
+
+
+@as_root
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_many_users_define_read_and_leave_and_nothing_of_them_stays(users, count):
+    """Each has all that it may; one who reads a stream of the file meanwhile notices nothing."""
+    start, data = users
+    daemon = start(
+        define={"streams_max": STREAMS_OF_ONE},
+        streams={"photos": folder_stream(data / "open", memory="1MiB")},
+        shares={"half": {"users": [str(ANNA + number) for number in range(0, count, 2)]}},
+        memory="64MiB",
+        derive_memory="32MiB",
+    )
+    table = folder_stream(data / "open", memory=2 * SLOT_BYTES)
+    connecting, is_over, batches = Lock(), Event(), count_from(0)
+
+    def read():
+        with batchd_client.connect(daemon.address) as connection:
+            stream = connection.stream("photos")
+            while not is_over.is_set():
+                see(stream, 1)
+                next(batches)
+
+    def all_leave():
+        wait_until(lambda: served(daemon) == {"photos"}, "their streams have ended")
+        (process,) = children_called(daemon.pid, b"batchd.daemon.derive.process")
+        wait_until(lambda: not children_of(process), "no fork is left")
+        return process, len(descriptors_of(daemon.pid)), private_bytes(daemon.pid)
+
+    reader = Thread(target=read, daemon=True)
+    reader.start()
+    with ThreadPoolExecutor(4) as pool:
+        seen = [pool.submit(define_read_and_leave, daemon, table, ANNA + number, connecting) for number in range(4)]
+        rows = [one.result() for one in seen]
+        process, descriptors, before = all_leave()
+        kept = len(descriptors_of(process))
+        seen = [
+            pool.submit(define_read_and_leave, daemon, table, ANNA + number, connecting) for number in range(4, count)
+        ]
+        rows += [one.result() for one in seen]
+    read_until_now = next(batches)
+    wait_until(lambda: next(batches) > read_until_now + 3, "the other one goes on")
+    is_over.set()
+    reader.join()
+    assert rows == [[1] * STREAMS_OF_ONE] * count
+    assert read_until_now > count
+    process, now, after = all_leave()
+    assert now <= descriptors + 2
+    assert len(descriptors_of(process)) <= kept + 2 * count
+    assert after - before < count * ACCOUNTS_BYTES
 
 
 @as_root

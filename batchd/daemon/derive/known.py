@@ -6,8 +6,8 @@
 What one may list, another may not: a fork has the indexes of its owner alone, with the same groups,
 and the process itself reads none of them. A fork that is taken over can spoil its owner's only.
 
-Invariant: the indexes of all take at most ``BYTES_MAX``; for more, the owner with the most loses
-its oldest one.
+Invariant: they are at most ``SCANS_MAX``, with ``BYTES_MAX`` of memory; for more, the owner with
+the most loses its oldest one.
 """
 
 import json
@@ -24,7 +24,8 @@ from batchd.data.storage.index_cache import SETTLED_NS, IndexCache, PlainSource,
 from batchd.data.storage.survey import Survey
 
 BYTES_MAX = 256 << 20
-OF_AN_OWNER_MAX = 64
+SCANS_MAX = 256
+"""Each has two descriptors."""
 
 
 class KnownScan(NamedTuple):
@@ -52,21 +53,25 @@ class KnownScans:
 
     def of(self, owner: str) -> dict[str, KnownScan]:
         """Those of an owner, by key."""
-        return self._known.setdefault(owner, {})
+        return self._known.get(owner, {})
 
     def add(self, owner: str, key: str, scan: KnownScan) -> None:
         """Keep one, instead of an earlier one with this key."""
-        own = self.of(owner)
+        own = self._known.setdefault(owner, {})
         if (former := own.pop(key, None)) is not None:
             former.close()
         own[key] = scan
-        while len(own) > OF_AN_OWNER_MAX:
-            own.pop(next(iter(own))).close()
-        while (
-            taken := {one: sum(scan.size_bytes for scan in scans.values()) for one, scans in self._known.items()}
-        ) and (sum(taken.values()) > BYTES_MAX):
-            most = self._known[max(taken, key=lambda one: taken[one])]
-            most.pop(next(iter(most))).close()
+        while sum((taken := {one: self._taken(one) for one in self._known}).values()) > 1.0:
+            most = max(taken, key=lambda one: taken[one])
+            oldest = next(iter(self._known[most]))
+            self._known[most].pop(oldest).close()
+            if not self._known[most]:
+                del self._known[most]
+
+    def _taken(self, owner: str) -> float:
+        """The part of the room that an owner takes."""
+        scans = self._known[owner].values()
+        return max(len(scans) / SCANS_MAX, sum(scan.size_bytes for scan in scans) / BYTES_MAX)
 
     def close(self, but: str = "") -> None:
         """Forget those of all owners ``but`` one."""

@@ -94,6 +94,10 @@ def test_of_too_many_the_owner_with_the_most_loses_its_oldest(it, monkeypatch):
     assert not scanned(other, theirs)[2]
     assert [scanned(folder=one)[2] for one in reversed(folders)] == [False, False, True]
     monkeypatch.setattr(known_module, "BYTES_MAX", 1 << 30)
-    monkeypatch.setattr(known_module, "OF_AN_OWNER_MAX", 1)
-    scanned(folder=folder / "sets")
-    assert len(known.of(ANNA)) == 1
+    monkeypatch.setattr(known_module, "SCANS_MAX", 2)
+    assert scanned(folder=folder / "sets")[2]
+    assert (len(known.of(ANNA)), len(known.of(other))) == (1, 1)
+    monkeypatch.setattr(known_module, "SCANS_MAX", 1)
+    assert scanned(folder=folder / "sets")[2] is False
+    assert scanned(folder=folder / "sets" / "1")[2]
+    assert len(known.of(ANNA)) + len(known.of(other)) == 1
