@@ -99,7 +99,11 @@ def erased(fields: Mapping[str, Values], image: str = "image", *, in_place: bool
 
 
 def write_noise(pixels: Values, boxes: NDArray[np.int32], keys: NDArray[np.int32] | None = None) -> None:
-    """Cover the boxes, one of each row after the other: where two overlap, the later one counts."""
+    """Cover the boxes, one of each row after the other: where two overlap, the later one counts.
+
+    ``pixels``: floating-point numbers ``[rows, channels, height, width]``, which are written.
+    ``boxes`` and ``keys``: int32, the fields of ``ERASE_FIELDS``.
+    """
     for number in range(boxes.shape[1]):
         of_rows, is_color = boxes[:, number], keys is not None and keys.ndim > 1
         key = keys[:, number] if keys is not None and is_color else keys

@@ -182,7 +182,10 @@ def mixed_at_once(
     *,
     in_place: bool,
 ) -> Values:
-    """Images on a device, in a few calls however many rows there are."""
+    """Mix images on a device, ``[rows, …]`` of any dtype, in a few calls however many there are.
+
+    ``partners`` int32, ``shares`` float32 and ``boxes`` int32 are the fields of ``MIX_FIELDS``.
+    """
     has_box = boxes[:, 2] > boxes[:, 0]
     own = np.where(has_box, np.float32(1), shares)[:, None, None, None]
     is_faded, is_even = (own < 1).any(), (own == own[0]).all()

@@ -145,7 +145,7 @@ device_values = DeviceValues(CudaCalls())
 
 
 def is_on_gpu(values: torch.Tensor) -> bool:
-    """True if the values are in the memory of a CUDA device."""
+    """True if values, of any shape and dtype, are in the memory of a CUDA device."""
     return values.device.type == "cuda"
 
 
