@@ -635,7 +635,9 @@ def test_a_reload_changes_what_may_be_defined_and_ends_what_may_not(serving, pho
         assert len(see(stays, 3)) == 3
         assert len(see(connection.define("third", folder_stream(third)), 1)) == 1
         assert served(daemon) == {"photos", "stays", "third"}
+        workers = daemon.worker_pids()
         changed(daemon, {**rules, "what": "derived"})
+        wait_until(lambda: not workers & daemon.worker_pids(), "no worker may read what is below the roots")
         with pytest.raises(DefinitionRefused, match="serves the streams of its file alone"):
             assert [see(stays, 1) for _batch in range(99)]
         changed(daemon, None)

@@ -22,11 +22,13 @@ from batchd.daemon.reload.messages import (
 )
 from batchd.daemon.reload.rescan import LOOK_MAX_S
 from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import ExitCode
 from batchd.runtime.available import RESERVE_BYTES
 from batchd.runtime.child_log import ChildLogged
 from batchd.stream.cache_memory import CacheSpec
 from batchd.stream.rings import plan_rings
+from batchd.stream.served import open_stream
 from batchd_wire.channel import ChannelClosed, receive_message
 from support.forked import Forked
 from support.producers import push_stream
@@ -217,3 +219,35 @@ def test_it_ends_with_a_daemon_that_left_a_message_unread() -> None:
     ours.close()
     reader.stdout.close()
     assert reader.wait() == 1
+
+
+@pytest.mark.parametrize(("memory", "restart"), [("64MiB", []), ("2MiB", ["define"])])
+def test_the_first_definitions_need_memory_that_no_ring_has(tmp_path, photos, memory, restart):
+    """Where the rings of the file take all, the table waits for a restart; else it is in force.
+
+    Names of users are numbers then, and roots real folders, so that the daemon asks for neither.
+    """
+    served = Served(tmp_path, photos, {name: folder_stream(photos) for name in ("one", "two")}, memory=memory)
+    link = tmp_path / "link"
+    link.symlink_to(photos)
+    table = f'define = {{ who = ["user:root", "group:4711"], roots = ["{link}"] }}'
+    served.file.write_text(served.file.read_text().replace("[daemon]", f"[daemon]\n{table}"))
+    signatures = {name: stream.facts.signature for name, stream in opened(served).items()}
+    _messages, document = run(served.request(signatures))
+    assert (document["problem"], document["restart"], document["same"]) == ("", restart, ["one", "two"])
+    assert ("define" in document["daemon"]) is not bool(restart)
+    assert document["numbers"] == ({} if restart else {"user:root": 0, "group:4711": 4711})
+    assert document["roots"][0] == ([] if restart else [str(photos.resolve())])
+
+
+def opened(served):
+    """The streams as a daemon serves them."""
+    rings = plan_rings(served.config, Storage())
+    cache = IndexCache(None)
+    streams = {
+        name: open_stream(1, name, served.config, rings[name], Storage(), cache, lambda _found: None)
+        for name in served.config.streams
+    }
+    for stream in streams.values():
+        stream.close()
+    return streams
