@@ -66,6 +66,7 @@ settings.load_profile("usual")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # Shells ignore SIGINT for background jobs, and child processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.disable()  # while tests are collected: hardly anything of a lane's million objects is garbage
 sys.dont_write_bytecode = False  # otherwise each lane of each run compiles these modules again
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
 keep(os.environ[RUN_VARIABLE])
@@ -138,6 +139,7 @@ def pytest_collection_finish() -> None:
     """Freeze the imported modules, so that the garbage collector need not scan them each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
