@@ -32,7 +32,8 @@ HOLE_BYTES = 4 * READ_BYTES
 """Media data of a box that is not shorter is left out of an outline."""
 _HEAD_BYTES, _HEADS_BYTES, _BOXES_MAX = 16, 4096, 1 << 14
 """Of the head of a box, if its size has 64 bits; read for heads at once; how many are looked at."""
-_LIMITS = {"format_whitelist": FORMATS, "protocol_whitelist": "none", "codec_whitelist": "none"}
+_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}  # noqa: PLR2004
+"""Texts that are no UTF-8 are no error; since PyAV 19 by itself."""
 
 NO_KEY = (1 << 32) - 1
 """In the index, the key of a frame that no key frame is at or before."""
@@ -127,19 +128,21 @@ def _pread(descriptor: int, start: int, count: int) -> bytes:
     return os.pread(descriptor, count, start)
 
 
+def open_container(file: Any, formats: str, codecs: str, options: Mapping[str, str] = {}) -> InputContainer:
+    """An open file as FFmpeg reads it, by these demuxers and coders. Raises ``av.FFmpegError``."""
+    limits = {"format_whitelist": formats, "protocol_whitelist": "none", "codec_whitelist": codecs, **options}
+    container: InputContainer = av.open(
+        file, "r", container_options=limits, buffer_size=READ_BYTES, io_open=_open_nothing, **_METADATA
+    )
+    return container
+
+
 def open_video(file: PlainFile, options: Mapping[str, str] = {}) -> tuple[InputContainer, VideoStream]:
     """The container, which the caller closes, and its first video. Raises ``VideoUnreadable``."""
     if file.size == 0:
         raise VideoUnreadable("is empty")
     try:
-        container = av.open(
-            file,
-            "r",
-            container_options={**_LIMITS, **options},
-            metadata_errors="replace",
-            buffer_size=READ_BYTES,
-            io_open=open_nothing,
-        )
+        container = open_container(file, FORMATS, "none", options)
     except av.FFmpegError as error:
         raise VideoUnreadable(f"is no {FORMATS_SHOWN}, or damaged at its header: {reason_of(error)}") from None
     with ExitStack() as where_it_fails:
@@ -170,6 +173,6 @@ def reason_of(error: av.FFmpegError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def open_nothing(url: str, *_others: object) -> NoReturn:
+def _open_nothing(url: str, *_others: object) -> NoReturn:
     """Refuse: no content of a file leads to another file."""
     raise PermissionError(f"a file of sound or video may not open {url!r}")

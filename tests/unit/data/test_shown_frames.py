@@ -147,6 +147,14 @@ def test_a_corrupt_packet_in_the_middle_is_a_bad_sample_that_names_the_second(tm
         assert f"at {number / 25:.3f} s" in text or f"at {(number + 1) / 25:.3f} s" in text
 
 
+def test_texts_of_a_container_may_be_no_utf_8(tmp_path) -> None:
+    content = write_video(tmp_path / "a.mp4", 10).read_bytes()
+    named = content.replace(b"VideoHandler", b"\xff\xfe\x80\xc3Handler\xe4")
+    assert named != content
+    image, _seconds = clip(pipeline_of(DecodeVideo(frames=2, fps=25.0, start="at", times="seconds")), named, 0.2)
+    assert [number_in(one) for one in image] == [5, 6]
+
+
 QUIET = """
 import os, sys
 sys.path[:0] = {paths!r}

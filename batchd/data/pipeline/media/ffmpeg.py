@@ -26,7 +26,7 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from numpy.typing import NDArray
 
-from batchd.data.media.containers import READ_BYTES, open_nothing, reason_of
+from batchd.data.media.containers import open_container, reason_of
 from batchd.data.pipeline.media.streams import (
     SHOWN,
     ByteStream,
@@ -180,19 +180,7 @@ class CodedSound:
 
     def _container_of(self, stream: ByteStream) -> InputContainer:
         try:
-            return av.open(
-                stream,
-                "r",
-                container_options={
-                    "format_whitelist": _DEMUXERS[self._kind],
-                    "protocol_whitelist": "none",
-                    "codec_whitelist": ",".join(sorted(_DECODERS)),
-                    "usetoc": "0",
-                },
-                metadata_errors="replace",
-                buffer_size=READ_BYTES,
-                io_open=open_nothing,
-            )
+            return open_container(stream, _DEMUXERS[self._kind], ",".join(sorted(_DECODERS)), {"usetoc": "0"})
         except av.FFmpegError as error:
             self._stream.check()
             raise SampleUndecodable(f"is {SHOWN[self._kind]} that cannot be read: {reason_of(error)}") from None
