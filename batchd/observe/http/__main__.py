@@ -51,8 +51,8 @@ REQUEST_S = 5.0
 BACKLOG = 128
 METHODS = ("GET", "HEAD")
 DNS = 53
-_DIRECTORIES = ("/etc/passwd", "/etc/group", "/etc/machine-id", "/var/lib/sss/mc")
-"""Of users, groups and hosts."""
+TABLES = ("/etc/passwd", "/etc/group")
+"""Of users and groups. A tool that changes them puts other files in their place."""
 UNREAD_BYTES_MAX = 1 << 20
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; "
@@ -77,12 +77,15 @@ class _HttpConnection:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves on a listening socket. Run ``serve_forever`` in a thread of its own."""
+    """Serves on a listening socket. Run ``serve_forever`` in a thread of its own.
+
+    ``tables``: files of which this process can read those that are there now, and no later ones.
+    """
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listener: socket.socket, router: Router) -> None:
+    def __init__(self, listener: socket.socket, router: Router, tables: Iterable[str] = ()) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
@@ -91,6 +94,7 @@ class Server(ThreadingHTTPServer):
         self._changed = Condition()
         self._open: dict[socket.socket, _HttpConnection] = {}
         """Oldest first."""
+        self._tables = {file: os.stat(file).st_ino for file in tables}  # noqa: PTH116  cheap, as below
 
     def process_request(self, request: _Request, client_address: tuple[str, int]) -> None:
         """Start a thread for a connection if there is or can be room; else answer 503."""
@@ -127,7 +131,12 @@ class Server(ThreadingHTTPServer):
                 self._open[request].has_asked = True
 
     def service_actions(self) -> None:
-        """End overdue connections; called twice a second, and after each new connection."""
+        """End overdue connections; called twice a second, and after each new connection.
+
+        Ends the process if a table of users is another file, which the next observer can read.
+        """
+        if any(os.stat(file).st_ino != inode for file, inode in self._tables.items()):  # noqa: PTH116  twice a second
+            os._exit(ExitCode.FINE)
         now = monotonic()
         with self._changed:
             overdue = [request for request, connection in self._open.items() if connection.deadline_s < now]
@@ -216,14 +225,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(response.body)
 
 
-def enclose_observer(access: str) -> None:
+def enclose_observer(access: str) -> list[str]:
     """Give up all but what requests need: the resolver, who is in which group, and to draw sheets.
 
     ``access``: JSON of what may be read besides, for the texts of tokens; null: give up nothing.
+    Returns the tables of users that it can read as long as they are the same files.
     """
     read = json.loads(access)
-    if read is not None and version():
-        enclose(Access([*read, *_DIRECTORIES], [DNS], any_port=False, write=[]), runs_own=True)
+    if read is None or not version():
+        return []
+    enclose(Access([*read, *TABLES], [DNS], any_port=False, write=[]), runs_own=True)
+    return [file for file in TABLES if Path(file).exists()]
 
 
 def answer(server: Server) -> None:
@@ -243,7 +255,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"batchd.observe.http {error}: {MORE_THREADS}\n")
         return ExitCode.FAILED
     listener, directory, details, access_text, *configured, lifeline = arguments
-    enclose_observer(access_text)
+    tables = enclose_observer(access_text)
     failpoints.passing("observer.starting")
     runtime = runtime_directory(Path(directory))
     recorder = StatusRecorder()
@@ -253,7 +265,7 @@ def main(arguments: list[str]) -> int:
     names.start()
     access = AccessRules(runtime.path, details_for_all=details == "all")
     listening = socket.socket(fileno=int(listener))
-    server = Server(listening, Router(client, recorder, sheets, names, access))
+    server = Server(listening, Router(client, recorder, sheets, names, access), tables)
     Thread(target=answer, args=(server,), name="http", daemon=True).start()
     try:
         client.run(runtime, socket.socket(fileno=int(lifeline)))

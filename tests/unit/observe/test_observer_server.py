@@ -335,3 +335,19 @@ def test_an_observer_that_no_longer_answers_ends():
 
     assert done.returncode == 1
     assert "accept no more" in done.stderr
+
+
+def test_an_enclosed_observer_ends_where_a_table_of_users_is_replaced(tmp_path, monkeypatch):
+    """It could not read the new file, and would take members of the group for strangers."""
+    ended = []
+    monkeypatch.setattr(limits.os, "_exit", ended.append)
+    table = tmp_path / "passwd"
+    table.write_text("root:x:0:0::/root:/bin/sh")
+    server = Server(socket.create_server(("127.0.0.1", 0)), None, [str(table)])
+    server.service_actions()
+    assert not ended
+    (tmp_path / "passwd+").write_text("root:x:0:0::/root:/bin/bash")
+    (tmp_path / "passwd+").rename(table)
+    server.service_actions()
+    assert ended == [0]
+    server.server_close()
