@@ -121,6 +121,8 @@ class OutlinedFile(PlainFile):
                 return
             if head[4:8] == b"mdat" and end - place >= HOLE_BYTES:
                 yield place + begin, min(end, self.size)
+            if end >= self.size:
+                return
             place = end
 
 

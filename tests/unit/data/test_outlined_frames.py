@@ -120,6 +120,9 @@ def test_what_only_packets_tell_is_read_through(tmp_path) -> None:
         assert not shown(content)[0].is_outlined
     for content in (b"", b"no video", b"\x00\x00\x00\x01mdat" + b"\xff" * 90, b"\x00\x00\x00\x08free" * 40_000):
         assert outlined_frames(media(content)) is None
+        (tmp_path / "file").write_bytes(content)
+        with (tmp_path / "file").open("rb") as file:
+            assert outlined_frames(file.fileno()) is None
 
 
 def shown(content: bytes, facts: Facts | None = None) -> tuple[FileFrames, list[bytes | None]]:
