@@ -9,7 +9,7 @@ from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.options import Address, argument, as_command, option
 from batchd.config.load import read_config
 from batchd.errors import BatchdError, ConfigInvalid
-from batchd_client.daemon import KEEP_S, connect
+from batchd_client.daemon import KEEP_MAX_S, KEEP_S, connect
 from batchd_client.errors import DefinitionRefused
 from batchd_wire.wording import counted
 
@@ -20,7 +20,7 @@ def command(
     file: Annotated[Path, argument()],
     keep: Annotated[bool, option("Keep the streams until `batchd streams remove`, or the daemon's end.")],
     keep_s: Annotated[
-        float, option("How long they stay after their last trainer, in seconds.", "--keep-for", limits=(0, None))
+        float, option("How long they stay after their last trainer, in seconds.", "--keep-for", limits=(0, KEEP_MAX_S))
     ] = KEEP_S,
     address: Address,
 ) -> None:
@@ -36,10 +36,10 @@ def command(
     assert isinstance(tables, Mapping), "it is valid"
     with running_daemon(address):  # which says what helps where there is none
         pass
-    try:
-        with client_errors(), connect(address) as daemon:
-            for name, table in tables.items():
+    with client_errors(), connect(address) as daemon:
+        for name, table in tables.items():
+            try:
                 with daemon.define(name, table, keep=keep, keep_s=keep_s) as stream:
                     terminal.say(f"{name}: {counted(stream.samples, 'sample')}, fingerprint {stream.fingerprint}")
-    except DefinitionRefused as error:
-        raise BatchdError(str(error).removeprefix("the daemon says: ")) from None
+            except DefinitionRefused as error:  # all its lines: they show the problems
+                raise BatchdError(str(error).removeprefix("the daemon says: ")) from None

@@ -16,8 +16,10 @@ there otherwise, such as STREAM.
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from inspect import Parameter, signature
+from math import isnan, nan
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -261,13 +263,15 @@ class _Number(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number that a text has."""
-        try:
-            return self.within.convert(value, param, ctx)
-        except click.BadParameter:
-            least, most = (None if limit is None else f"{limit:,g}" for limit in (self.within.min, self.within.max))
+        number = nan
+        with suppress(click.BadParameter):
+            number = self.within.convert(value, param, ctx)
+        if isnan(number):
+            least, most = (None if limit is None else f"{limit:,}" for limit in (self.within.min, self.within.max))
             what = "whole number" if isinstance(self.within, click.IntRange) else "number"
             limits = f"from {least} to {most}" if most is not None else f"of {least} or more"
             self.fail(f"{value!r} is not a {what} {limits}", param, ctx)
+        return number
 
 
 def _checked(kind: object, details: Mapping[str, object]) -> object:

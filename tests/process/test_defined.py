@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import re
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -586,6 +587,11 @@ def test_commands_define_list_and_remove_streams(users, tmp_path):
     command("streams", "remove", "mine", address=daemon.address)
     assert "file" in command("streams", "remove", "photos", address=daemon.address, status=1).stderr
     wait_until(lambda: served(daemon) == {"photos"}, "they are gone")
+    elsewhere = write_settings(tmp_path / "elsewhere.toml", {"mine": folder_stream("/etc")}, {})
+    assert re.search(
+        r"\n  source\.path: /etc is not below the roots .*\n.*\n +\^\^\^\^\n",
+        command("define", elsewhere, address=daemon.address, status=1).stderr,
+    )
     file.write_text(file.read_text().replace("batch_size", "batch_sise"))
     assert "batch_size" in command("define", file, address=daemon.address, status=2).stderr
 

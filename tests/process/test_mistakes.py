@@ -80,6 +80,7 @@ bench --workers 0                            | 2 | '0' is not a whole number | f
 bench --seconds fast                         | 2 | 'fast' is not a number | from 1 to 3,600
 top --sort nmae                              | 2 | 'nmae' is not one of | 'name', 'waits', 'batches/s', 'ahead'
 logs --lines -1                              | 2 | '-1' is not a whole number | of 0 or more
+define mine.toml --keep-for nan              | 2 | 'nan' is not a number | from 0 to 2,592,000
 stop --timeout soon                          | 2 | 'soon' is not a number | of 0 or more
 prepare photos                               | 2 | missing option '--to' | Usage: batchd prepare
 prepare photos --to x --format jpgg          | 2 | 'jpgg' is not one of | 'jpg', 'png', 'webp'
