@@ -15,7 +15,7 @@ import batchd_client
 from chaos.gaps import Gaps
 from chaos.member import Member
 from chaos.run import Run
-from support.kernel import fork_servers_of, gateways_of, observers_of, workers_of
+from support.kernel import deriving_of, fork_servers_of, gateways_of, observers_of, workers_of
 
 STOPPED_MAX_S = 2.0
 RANKS_MAX = 3
@@ -44,6 +44,7 @@ class Faults:
             "kill the observer": (2, partial(self._kill, observers_of)),
             "kill the daemon": (6, self._kill_daemon),
             "kill the daemon twice": (1, self._kill_daemon_twice),
+            "kill the deriving process": (3, partial(self._kill, deriving_of)),
             "kill a worker host": (4, self._kill_host),
             "kill a worker of a host": (3, self._kill_worker_of_host),
             "kill the gateway": (3, partial(self._kill, gateways_of)),
@@ -52,6 +53,7 @@ class Faults:
             "stop a worker": (4, partial(self._stop_one, workers_of)),
             "stop the fork server": (2, partial(self._stop_one, fork_servers_of)),
             "stop the observer": (1, partial(self._stop_one, observers_of)),
+            "stop the deriving process": (1, partial(self._stop_one, deriving_of)),
             "stop a worker host": (3, self._stop_host),
             "stop the gateway": (2, partial(self._stop_one, gateways_of)),
             "stop the daemon": (3, self._stop_daemon),
@@ -67,23 +69,23 @@ class Faults:
     def one(self) -> None:
         """Inject the next fault that is possible now; the cards of the others stay in the deck."""
         while True:
-            if not self._deck:
-                self._shuffle()
             for kind in reversed(self._deck):
                 if self._kinds[kind][1]():
                     self._deck.remove(kind)
                     self._run.faults[kind] += 1
                     return
             self._run.watch(AGAIN_S)
+            self._shuffle()
 
     def _shuffle(self) -> None:
-        """Make a new deck.
+        """Put a new deck before the cards that are left.
 
         The first one has each kind once, so that a short run has all of them.
         """
         is_first = not self._run.faults
-        self._deck = [kind for kind, (weight, _) in self._kinds.items() for _ in range(1 if is_first else weight)]
-        self._chance.shuffle(self._deck)
+        deck = [kind for kind, (weight, _) in self._kinds.items() for _ in range(1 if is_first else weight)]
+        self._chance.shuffle(deck)
+        self._deck += deck
 
     # --- kills ------------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class Faults:
     def _resume(self) -> bool:
         """Kill all ranks of a job; others continue from the position of all ranks."""
         run = self._run
-        job = self._chance.choice([job for job in run.jobs if job.name in {"ranks", "cached"}])
+        job = self._chance.choice([job for job in run.jobs if job.name in {"ranks", "cached", "own"}])
         for member in [one for one in run.members.values() if one.job is job]:
             member.is_leaving = True
             run.kill(member)

@@ -20,9 +20,18 @@ PAUSE_MAX_S = 0.12
 
 
 class Member:
-    """Rank ``rank`` of a job. ``number`` is unique."""
+    """Rank ``rank`` of a job. ``number`` is unique. ``table``: of the stream, if it defines it."""
 
-    def __init__(self, number: int, job: Job, rank: int, connect: Mapping[str, Any], *, batches: int | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        rank: int,
+        connect: Mapping[str, Any],
+        table: Mapping[str, Any] | None,
+        *,
+        batches: int | None,
+    ) -> None:
         self.number, self.job, self.rank, self.batches = number, job, rank, batches
         self.is_remote = "key" in connect
         self.is_killed = self.is_ready = self.is_leaving = False
@@ -39,6 +48,7 @@ class Member:
                 "state": job.state_of(rank),
                 "window": None,
             },
+            "table": table,
             "seed": number,
             "batches": batches,
             "pause_max_s": PAUSE_MAX_S,

@@ -29,14 +29,19 @@ import batchd_client
 from chaos.gaps import Gaps
 from chaos.jobs import Job
 from chaos.member import Member
-from chaos.stage import Stage
+from chaos.stage import STREAMS, Stage
 from support.fake_gateway import WorkerHostProcess
 from support.good_trainers import descriptor_count
 from support.kernel import descriptors_of, reloads_of
 from support.waiting import wait_until
 
-JOBS = (("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("cached", "cached", 2))
-"""Name, stream and first world size. ``far`` and every second rank of ``ranks`` use TCP."""
+JOBS = (
+    *(("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("cached", "cached", 2)),
+    *(("own", "own", 2), ("theirs", "theirs", 1)),
+)
+"""Name, stream and first world size."""
+FAR = ("far", "theirs")
+"""Jobs whose trainers use TCP, as every second rank of ``ranks`` does."""
 HOSTS = 2
 """Worker hosts, of one worker each."""
 HOST_AWAY_MAX_S = 1.0
@@ -203,8 +208,9 @@ class Run:
 
     def start_member(self, job: Job, rank: int, batches: int | None = None) -> Member:
         """Start one rank at its position."""
-        remote = job.name == "far" or (job.name == "ranks" and rank % 2 == 1)
-        member = Member(next(self._numbers), job, rank, self.stage.connect(remote=remote), batches=batches)
+        remote = job.name in FAR or (job.name == "ranks" and rank % 2 == 1)
+        connect, table = self.stage.connect(remote=remote), self.stage.tables.get(job.stream)
+        member = Member(next(self._numbers), job, rank, connect, table, batches=batches)
         self.members[member.number] = member
         self._selector.register(member.output, selectors.EVENT_READ, lambda: self._listen(member))
         self.counts["trainers started"] += 1
@@ -339,6 +345,11 @@ class Run:
         daemon = self.stage.daemon
         with batchd_client.connect(daemon.address, connect_timeout_s=60.0) as connection:
             wait_until(lambda: len(connection.status()["trainers"]) == 1, "the daemon has forgotten all trainers")
+            names = {*STREAMS}
+            wait_until(
+                lambda: {stream["name"] for stream in connection.status()["streams"]} <= names,
+                "streams that nobody reads have ended",
+            )
             for stream in connection.status()["streams"]:
                 odd = {name: stream[name] for name in ("leased_slots", "bad_samples", "quarantined_samples", "stopped")}
                 if any(odd.values()) or stream["subscriptions"]:

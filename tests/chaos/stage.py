@@ -3,6 +3,9 @@
     photos   random crops, read by whole trainers and by ranks, locally and over TCP
     cached   the same files through a cache on a disk that is too small, with checksums
     extra    reloads add and remove it
+    own, theirs
+             trainers define them, of this host and with a key; both want most of the memory for
+             such streams
 
 Invariant: no reload changes a byte of a batch, so the content of each position is known from the
 start.
@@ -26,10 +29,12 @@ from support.network import free_port
 from support.settings import folder_stream, write_settings
 
 STREAMS = ("photos", "cached", "extra")
+DEFINED = ("own", "theirs")
 PHOTOS = {"cat": 30, "dog": 30, "owl": 20, "yak": 15}
 """95 of them: the last batch of an epoch has 3 of 4, so that three ranks may share it."""
 CONNECT_TIMEOUT_S = 60.0
 """A trainer may start without a daemon, and the next one may be killed before it connects."""
+DEFINED_MEMORY, DEFINED_MEMORY_OF_ONE = "512KiB", "400KiB"
 DISK = "384k"
 """The cached photographs alone fill it."""
 BALLAST_PART_BYTES = 1 << 14
@@ -57,11 +62,20 @@ class Stage:
         trainers_port, self._workers_port = free_port(), free_port()
         options = {"tcp": f"127.0.0.1:{trainers_port}", "keys_dir": str(keys.path), "http": "127.0.0.1:0"}
         options["worker_address"] = f"127.0.0.1:{self._workers_port}"
+        define = {"who": [f"user:{os.geteuid()}", f"key:{Role.TRAINER}"], "roots": [str(self._photos)]}
+        options |= {"define": define, "derive_memory": DEFINED_MEMORY}
         self._settings = {**options, "cache_dir": str(self._disk), "sample_timeout_s": 10.0}
+        self.tables = {
+            name: folder_stream(self._photos, batch_size=size, memory=DEFINED_MEMORY_OF_ONE, seed=size)
+            for name, size in zip(DEFINED, (4, 6), strict=True)
+        }
+        """Of the streams that trainers define."""
         self.daemon = DaemonProcess(folder, self._streams(has_extra=True), **self._settings)
         stack.callback(self.daemon.close)
         self.daemon.log_level = "info"
         self._expected = {name: Expected(self.daemon.config, name) for name in STREAMS}
+        defined = write_settings(folder / "defined.toml", self.tables, {})
+        self._expected |= {name: Expected(defined, name) for name in DEFINED}
         for expected in self._expected.values():
             stack.callback(expected.close)
 

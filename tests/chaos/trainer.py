@@ -27,6 +27,8 @@ from support.kernel import descriptors_of, mapped_slots
 from support.seen import rows_of
 
 HELD_MAX = 2
+KEEP_S = 1
+"""How long a stream that it defines stays after its last trainer."""
 _KINDS = ("socket:", "pipe:", "anon_inode:", "/memfd:")
 
 
@@ -94,7 +96,8 @@ def main() -> None:
     before = holdings()
     try:
         with batchd_client.connect(**options["connect"]) as connection:
-            stream = connection.stream(**options["stream"])
+            table = {} if options["table"] is None else {"table": options["table"], "keep_s": KEEP_S}
+            stream = (connection.define if table else connection.stream)(**options["stream"], **table)
             say(ready=True)
             Trainer(stream, options["seed"], options["pause_max_s"]).read(options["batches"])
     except batchd_client.BatchdClientError as error:

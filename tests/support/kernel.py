@@ -92,6 +92,11 @@ def observers_of(daemon: int) -> set[int]:
     return children_called(daemon, b"batchd.observe.http")
 
 
+def deriving_of(daemon: int) -> set[int]:
+    """Return the living process that works out streams for trainers, or no process."""
+    return children_called(daemon, b"batchd.daemon.derive.process")
+
+
 def gateways_of(daemon: int) -> set[int]:
     """Return the living gateways of a daemon."""
     return children_called(daemon, b"batchd.pool.gateway")

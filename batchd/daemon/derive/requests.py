@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import ceil, floor
+from math import ceil, floor, inf
 from time import monotonic
 
 import structlog
@@ -79,6 +79,8 @@ OF_AN_OWNER_MAX = AT_ONCE_MAX // 2
 NICENESS = 5
 """Of the process: workers and trainers have priority."""
 KILL_TIMEOUT_S = 2.0
+AHEAD_EVERY_S = 10.0
+"""The process is started ahead at most so often: one may die at once, each time."""
 SETTINGS_SHOWN_CHARACTERS = 300
 UNREAD_WEIGHT = 1e-6
 """Of the ring of a stream that nobody reads: it keeps what nobody else wants."""
@@ -169,7 +171,8 @@ class Deriver:
         self._process: _DerivingProcess | None = None
         self._killed: list[Child] = []
         """Those that have not ended yet."""
-        self._is_ahead = False
+        self._ahead_s = -inf
+        """When the process may be started ahead."""
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
 
     def resolved(self, asked: SubscriptionAsked) -> SubscriptionAsked | None:
@@ -299,8 +302,8 @@ class Deriver:
         process, now = self._process, monotonic()
         if process is not None and any(now - one.since_s > SILENCE_MAX_S for one in process.in_hand.values()):
             self._lose(process, f"it was not worked out within {SILENCE_MAX_S:.0f} s")
-        elif process is None and not self._is_ahead and self._applier.daemon.derived_bytes:
-            self._is_ahead = True
+        elif process is None and monotonic() >= self._ahead_s and self._applier.daemon.derived_bytes:
+            self._ahead_s = monotonic() + AHEAD_EVERY_S
             with suppress(OSError):  # the first request tries it again, and says why
                 self._start()
 
