@@ -294,6 +294,7 @@ def test_a_full_disk_is_no_error(start_daemon, photos, tmp_path):
         daemon.kill()
 
 
+@pytest.mark.thorough
 def test_a_reload_gives_a_cache_on_disk_another_size(start_daemon, photos, disk):
     """The content stays; a missing folder is rejected, and that reload changes nothing."""
     daemon = start_daemon({"photos": folder_stream(photos, **on_disk(disk, cache_size="128KiB"))})

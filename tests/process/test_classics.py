@@ -50,7 +50,7 @@ def compared(said):
     return [line.removeprefix("same ").rpartition(":")[0] for line in lines if line.startswith("same ")]
 
 
-@pytest.mark.thorough(after_first=True)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RUNS_EVERYWHERE)
 def test_a_classic_way_gives_the_same_with_batchd(start, name, photos, tmp_path):
     """An example compares all it can, prints speeds, names what it omits, and leaves no file.

@@ -124,6 +124,7 @@ def test_a_loop_goes_on_after_a_restart_and_so_does_a_saved_state(serving, how):
             connection.stream("photos", set={}, state=state)
 
 
+@pytest.mark.thorough
 def test_batches_of_a_derived_stream_are_replayed_from_its_card(serving, tmp_path):
     """The card has the settings; neither the daemon nor its file is needed."""
     daemon = serving()

@@ -82,6 +82,7 @@ def test_near_and_far_trainers_and_worker_hosts_have_the_same_bytes(start_daemon
     assert link["disagreements"] == 0
 
 
+@pytest.mark.thorough
 def test_a_stream_of_a_reload_has_its_order(start_daemon, photos, streams):
     """The daemon makes it from the index that the reload gives it; another order, other batches."""
     other = {"other": folder_stream(photos, memory="1MiB")}

@@ -244,7 +244,7 @@ def test_what_serve_refuses_check_refuses_in_the_same_words(
     assert_both_refuse(both, said)
 
 
-@pytest.mark.thorough(after_first=True)
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ["http", "tcp"])
 def test_an_address_that_is_taken_is_found(both: Both, key: str) -> None:
     """The check binds the address and releases it."""

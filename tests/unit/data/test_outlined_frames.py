@@ -166,6 +166,7 @@ def box(content: bytes, kind: bytes) -> int:
     return content.index(kind) + 4
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", ["front.mp4", "open.mov", "fragments.mp4", "edit_list"])
 def test_a_file_that_is_cut_or_changed_at_any_byte_shows_what_it_showed(tmp_path, monkeypatch, name) -> None:
     """Also where the index lies about key frames, sizes, or places."""

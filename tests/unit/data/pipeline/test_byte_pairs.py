@@ -105,6 +105,7 @@ def test_words_and_tokens_are_those_of_the_library(name: str) -> None:
     run()
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_character_is_of_the_class_that_the_library_says(name: str) -> None:
     """Of three planes of Unicode: behind a space, between letters, and in front of a line's end."""

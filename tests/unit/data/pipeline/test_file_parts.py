@@ -298,6 +298,7 @@ def test_an_image_in_a_compressed_row_group_is_read_with_it(make, server, tmp_pa
         assert same(made, whole(number)[0])
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     "other",
     [

@@ -610,6 +610,7 @@ def test_a_coordinate_that_is_no_number_is_a_bad_sample(name):
         run_all([FINAL], encode(where(), ".png"), np.zeros((HEIGHT, WIDTH), np.uint8), **broken)
 
 
+@pytest.mark.thorough
 def test_damaged_masks_show_no_pixels_of_other_samples():
     """A changed byte makes a bad sample, or a mask that does not depend on earlier samples."""
     data = bytearray(encode(np.random.default_rng(6).integers(0, 9, (HEIGHT, WIDTH)).astype(np.uint8), ".png"))

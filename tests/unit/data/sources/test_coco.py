@@ -174,6 +174,7 @@ def test_the_mask_of_polygons_is_that_of_pycocotools(polygons: list[list[float]]
     assert np.array_equal(mask, of_pycocotools(polygons, height, width)[1])
 
 
+@pytest.mark.thorough
 @WAYS
 def test_a_thousand_objects_have_the_masks_of_pycocotools() -> None:
     """Shapes and sizes as in real data, with coordinates of two decimals, and both run lengths."""

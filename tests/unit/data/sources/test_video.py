@@ -657,6 +657,7 @@ def test_few_files_are_open_at_once(classes, tmp_path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "mjpeg.avi", "vp9.webm", "hevc.mp4", "open_groups.mp4"])
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_is_damaged_is_refused_or_bad_or_a_picture(videos, tmp_path_factory, name, seed) -> None:
