@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
-from batchd.data.media import CLIP_FRAMES_MAX, DECODERS, LOSSLESS
+from batchd.data.media import CLIP_FRAMES_MAX, check_codecs, libraries_for
 from batchd.data.pipeline.options import FILE_BYTES_MAX, FieldStep
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.columns import check_field_names
@@ -244,9 +244,7 @@ class DecodeVideo(FieldStep):
             raise ValueError(
                 f"start = {self.start!r} would make {self.clips} equal clips; name a field with a start for each"
             )
-        strange = [codec for codec in self.codecs if codec not in DECODERS]
-        if strange:
-            raise ValueError(f"codecs has {strange[0]!r}, which is none of {', '.join(sorted(DECODERS))}")
+        check_codecs(self.codecs)
         check_field_names(self.into, *filter(None, (self.times, self.audio)))
         if self.audio and self.fps is None:
             raise ValueError(f"audio = {self.audio!r} is the sound of a clip's seconds, which only fps says")
@@ -259,7 +257,7 @@ class DecodeVideo(FieldStep):
     @property
     def libraries(self) -> tuple[str, ...]:
         """PyAV brings FFmpeg along."""
-        return () if self.codecs and LOSSLESS.issuperset(self.codecs) and not self.audio else ("av",)
+        return ("av",) if self.audio else libraries_for(self.codecs)
 
     @property
     def start_field(self) -> str | None:

@@ -39,7 +39,7 @@ class Episode(NamedTuple):
 def read_episodes(source: LeRobotSource, info: Info, cameras: Sequence[Feature], survey: Survey) -> dict[int, Episode]:
     """The chosen episodes, by ascending number. Raises ``SourceInvalid``."""
     found: dict[int, Episode] = {}
-    rows = _v3(source, cameras, survey) if info.is_v3 else _v2(source, survey)
+    rows = _v3(source, cameras, survey) if info.is_v3 else json_lines(source, "meta/episodes.jsonl", survey)
     wanted = None if source.episodes is None else frozenset(source.episodes)
     for where, row in rows:
         try:
@@ -113,10 +113,6 @@ def table_rows(
                 yield from (dict(zip(titles, row, strict=True)) for row in zip(*columns, strict=True))
         except row_groups.Unreadable as error:
             raise SourceInvalid(f"{path} {error}") from None
-
-
-def _v2(source: LeRobotSource, survey: Survey) -> Iterator[tuple[str, Mapping[str, object]]]:
-    yield from json_lines(source, "meta/episodes.jsonl", survey)
 
 
 def json_lines(source: LeRobotSource, name: str, survey: Survey) -> Iterator[tuple[str, Mapping[str, object]]]:

@@ -37,7 +37,6 @@ VERSIONS = ("v3.", "v2.")
 PREFIX = "observation.images."
 """In front of most cameras' names."""
 _PART = re.compile(r"\{(\w+)(?::0?(\d?)d)?\}")
-_WHERE = "meta/info.json"
 
 
 class Feature(NamedTuple):
@@ -207,9 +206,7 @@ def fields_of(source: LeRobotSource, info: Info) -> Fields:
         for key in wanted:
             if key not in known:
                 why = "it is a camera" if key in info.features and info.features[key].is_camera else ""
-                raise SourceInvalid(
-                    f"fields: {_WHERE} has no numbers {key!r}; {why or suggestion(key, [*known, TASK])}"
-                )
+                raise SourceInvalid(f"fields: {INFO} has no numbers {key!r}; {why or suggestion(key, [*known, TASK])}")
         numbers = [known[key] for key in wanted]
     else:
         numbers = [one for one in numbers if one.key not in OF_BATCHES]
@@ -244,7 +241,7 @@ def _cameras(source: LeRobotSource, info: Info) -> tuple[list[tuple[str, Feature
     for name in source.cameras:
         camera = found.get(name) or short.get(name)
         if camera is None:
-            raise SourceInvalid(f"cameras: {_WHERE} has no camera {name!r}; {suggestion(name, [*short])}")
+            raise SourceInvalid(f"cameras: {INFO} has no camera {name!r}; {suggestion(name, [*short])}")
         if camera.is_depth:
             raise SourceInvalid(f"cameras: {name!r} is depth in a coding of LeRobot's own, which batchd does not read")
         chosen.append((name, camera))

@@ -1,15 +1,17 @@
 """Sources in the layout of LeRobot. Daemon, workers and CLI; standard library only."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from batchd.data.media import CLIP_FRAMES_MAX, DECODERS, LOSSLESS
+from batchd.data.media import CLIP_FRAMES_MAX, check_codecs, libraries_for
 from batchd.data.samples.checks import Checks, Example, Range
 from batchd.data.samples.columns import check_field_names
 from batchd.data.samples.location import check_path
 from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.parquet.options import ParquetSource
 from batchd_wire.record import options
 
 TASK = "task"
@@ -86,9 +88,8 @@ class LeRobotSource(SourceOptions):
     def _check(self, checks: Checks) -> None:
         with checks.at("root"):
             check_path("root", self.root, NO_URL)
-        strange = [codec for codec in self.codecs if codec not in DECODERS]
-        if strange:
-            checks.say(f"codecs has {strange[0]!r}, which is none of {', '.join(sorted(DECODERS))}", "codecs")
+        with checks.at("codecs"):
+            check_codecs(self.codecs)
         for key in ("cameras", "fields"):
             names = getattr(self, key) or ()
             with checks.at(key):
@@ -109,7 +110,20 @@ class LeRobotSource(SourceOptions):
     @property
     def libraries(self) -> tuple[str, ...]:
         """PyAV brings FFmpeg along."""
-        return () if self.codecs and LOSSLESS.issuperset(self.codecs) else ("av",)
+        return libraries_for(self.codecs)
+
+    def pictures(self, files: Sequence[str], keys: Mapping[str, str]) -> ParquetSource:
+        """The pictures in the rows of the data, as a source of Parquet files.
+
+        ``keys``: the columns, by the names of their fields.
+        """
+        return ParquetSource(
+            root=self.root,
+            shards=tuple(files),
+            fields=dict.fromkeys(keys, "image"),
+            names={name: key for name, key in keys.items() if name != key},
+            allow_outside_root=self.allow_outside_root,
+        )
 
     @property
     def place(self) -> str:

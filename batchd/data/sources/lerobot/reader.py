@@ -19,7 +19,6 @@ from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value
 from batchd.data.sources.interface import part_of
 from batchd.data.sources.lerobot.options import PADDING, TASK, LeRobotSource
-from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.parquet.reader import ParquetReader
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import IndexMalformed, SourceIndex, readable
@@ -67,14 +66,8 @@ class LeRobotReader:
         self.prefetch = self._videos.prefetch
         self._rows: ParquetReader | None = None
         if self._images:
-            inner = ParquetSource(
-                root=source.root,
-                shards=tuple(facts["files"]),
-                fields={name: "image" for name, _key, _steps in facts["images"]},
-                names={name: key for name, key, _steps in facts["images"] if name != key},
-                allow_outside_root=source.allow_outside_root,
-            )
-            self._rows = ParquetReader(inner, part_of(index, 0), max_bytes, storage)
+            pictures = source.pictures(facts["files"], {name: key for name, key, _steps in facts["images"]})
+            self._rows = ParquetReader(pictures, part_of(index, 0), max_bytes, storage)
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""

@@ -49,7 +49,6 @@ from batchd.data.sources.lerobot.info import (
     Feature,
     Fields,
     Info,
-    RobotField,
     any_file,
     columns_of,
     fields_of,
@@ -60,7 +59,6 @@ from batchd.data.sources.lerobot.info import (
 from batchd.data.sources.lerobot.options import LeRobotSource
 from batchd.data.sources.neighbours import in_files
 from batchd.data.sources.parquet import row_groups
-from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.parquet.scan import NUMBERS_BYTES_MAX, ROWS_MAX
 from batchd.data.sources.parquet.scan import scan as scan_parquet
 from batchd.data.sources.scan import answer, isolated_scan
@@ -109,22 +107,12 @@ def scan(source: LeRobotSource, survey: Survey) -> SourceIndex:
         "unreadable": {str(file): reason for file, reason in unreadable.items()},
     }
     if fields.images:
-        part = scan_parquet(images_source(source, fields.images, data.files), survey)
+        keys = {one.name: one.feature.key for one in fields.images}
+        part = scan_parquet(source.pictures(data.files, keys), survey)
         arrays |= {f"0/{name}": array for name, array in part.arrays.items()}
         facts["parts"], place["parts"] = [[len(part), part.facts]], [part.place]
         facts["files"] = data.files
     return SourceIndex.build(data.samples, facts, arrays, {**place, **survey.place()})
-
-
-def images_source(source: LeRobotSource, images: tuple[RobotField, ...], files: list[str]) -> ParquetSource:
-    """The pictures in the rows of the data, as a source of Parquet files."""
-    return ParquetSource(
-        root=source.root,
-        shards=tuple(files),
-        fields={one.name: "image" for one in images},
-        names={one.name: one.feature.key for one in images if one.name != one.feature.key},
-        allow_outside_root=source.allow_outside_root,
-    )
 
 
 class _Data:
