@@ -3,6 +3,7 @@
     become(reader)       for good: user, group and all groups
     reading_as(reader)   meanwhile: the effective ones; the way back is root's, or CAP_SETUID's
     own_rights()         meanwhile, within that: this process's own user
+    keep_capabilities()  for good: all others are given up
 
 The kernel checks each file that is opened, so no link or rename behind a check matters.
 """
@@ -18,14 +19,33 @@ from batchd.runtime.children import die_with_parent
 
 CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
 """What acting for other users takes, with their numbers: capabilities(7)."""
+READING = (1, 2, 6, 7)
+"""CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID: what a process keeps that reads
+for others."""
 _CAPSET_VERSION = 0x20080522
 
 
 def lacking() -> list[str]:
     """Those of ``CAPABILITIES`` that this process does not have."""
+    effective, _permitted = _own_capabilities()
+    return [name for name, number in CAPABILITIES.items() if not effective >> number & 1]
+
+
+def keep_capabilities(kept: Sequence[int] = ()) -> None:
+    """Give up all others for good. ``kept``: numbers below 32. Raises ``OSError``."""
+    mask = sum(1 << number for number in kept)
+    effective, permitted = (own & mask for own in _own_capabilities())
+    # zeros: inheritable ones, and all from number 32 on
+    sets = struct.pack("=6I", effective, permitted, 0, 0, 0, 0)
+    if ctypes.CDLL(None, use_errno=True).capset(struct.pack("=II", _CAPSET_VERSION, 0), sets):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
+
+
+def _own_capabilities() -> tuple[int, int]:
+    """Those in effect, and those permitted, as bits."""
     facts = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    own = int(facts.partition("CapEff:")[2].split()[0], 16)
-    return [name for name, number in CAPABILITIES.items() if not own >> number & 1]
+    effective, permitted = (int(facts.partition(kind)[2].split()[0], 16) for kind in ("CapEff:", "CapPrm:"))
+    return effective, permitted
 
 
 def become(reader: Sequence[int]) -> None:
@@ -37,8 +57,7 @@ def become(reader: Sequence[int]) -> None:
     os.setgroups(groups)
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
-    # the kernel does that itself for root alone
-    ctypes.CDLL(None).capset(struct.pack("=II", _CAPSET_VERSION, 0), bytes(24))
+    keep_capabilities()  # the kernel gives them up itself for root alone
     die_with_parent()  # the kernel forgets that where the user changes
 
 

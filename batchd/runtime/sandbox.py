@@ -6,8 +6,9 @@ Workers, processes that scan, and the observer.
               writing, creating, linking, running: nothing but /dev/null
     TCP       connections to ``Access.ports``; listening: nothing
     sockets   new ones of the Internet if there are ports; new ones of this host: none
-    others    no signal, no memory and no abstract socket of another process
+    others    no signal, no memory, no limit and no abstract socket of another process
     kernel    no mount, namespace, key, BPF, io_uring, userfaultfd, module, clock, ...
+    rights    no capability but to read as others: ``rights.READING``
 
 Descriptors that it was given stay usable: its channel, its note, memories of slots. A process
 encloses itself while it has one thread, and cannot undo it; nor can what it forks.
@@ -28,6 +29,7 @@ from functools import cache
 from typing import NamedTuple
 
 from batchd.runtime.failpoints import LEDGER_VARIABLE
+from batchd.runtime.rights import READING, keep_capabilities
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on each architecture
 _ASK_VERSION = 1
@@ -41,7 +43,7 @@ _SCOPES_VERSION, _ABSTRACT_SOCKETS, _SIGNALS = 6, 1, 2
 
 _NO_NEW_PRIVILEGES, _SECCOMP, _SECCOMP_FILTER = 38, 22, 2  # of prctl(2)
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+_ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32 = 0x40000000
 _DATAGRAM, _TYPE_MASK = 2, 0xF
@@ -51,12 +53,22 @@ _INTERNET = (2, 10, 16)  # AF_INET, AF_INET6, and AF_NETLINK, by which the C lib
 _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SOCKET = {"x86_64": (41, 53), "aarch64": (198, 199)}
 """The numbers of socket(2) and socketpair(2)."""
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_CLONE3 = 435
+"""Its flags are in memory, which a filter cannot read; the C library uses clone(2) without it."""
+_NEW_NAMESPACES = 0x7E020000
+_IOCTL = {"x86_64": 16, "aarch64": 29}
+_CHANGE_ATTRIBUTES = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
+_OF_ITSELF = {"x86_64": (302, 203, 144, 142, 314), "aarch64": (261, 122, 119, 118, 274)}
+"""prlimit64, sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr: for 0 alone."""
+_SET_PRIORITY = {"x86_64": 141, "aarch64": 140}
 _NEW_CALLS = (
     *(425, 426, 427),  # io_uring_setup, io_uring_enter, io_uring_register
     # open_tree, move_mount, fsopen, fsconfig, fsmount, mount_setattr
     *(428, 429, 430, 431, 432, 442),
     438,  # pidfd_getfd
-    452,  # fchmodat2
+    # fchmodat2, setxattrat, removexattrat, open_tree_attr, file_setattr
+    *(452, 463, 466, 467, 469),
 )
 """Refused calls that have the same number everywhere."""
 _RUNS = 2
@@ -76,6 +88,9 @@ _REFUSED_CALLS = {
         *(91, 268, 93, 260, 280),
         # setxattr, lsetxattr, fsetxattr, removexattr, lremovexattr, fremovexattr
         *(188, 189, 190, 197, 198, 199),
+        # shmget, shmat, shmctl, semget, semop, semctl, semtimedop, msgget, msgsnd, msgrcv, msgctl
+        *(29, 30, 31, 64, 65, 66, 220, 68, 69, 70, 71),
+        *(240, 241, 251, 300),  # mq_open, mq_unlink, ioprio_set, fanotify_init
         # chmod, chown, lchown, utime, utimes, futimesat, which are old
         *(90, 92, 94, 132, 235, 261),
     ),
@@ -88,6 +103,8 @@ _REFUSED_CALLS = {
         *(142, 224, 225, 89, 60, 170, 112),
         *(52, 53, 55, 54, 88),
         *(5, 6, 7, 14, 15, 16),
+        *(194, 196, 195, 190, 193, 191, 192, 186, 189, 188, 187),
+        *(180, 181, 30, 262),
     ),
 }
 """The same calls for each machine, in one order; some have no old ones."""
@@ -189,6 +206,7 @@ def enclose(access: Access, *, runs_own: bool = False) -> None:
         _call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
+    keep_capabilities(READING)
     _prctl(_SECCOMP, _SECCOMP_FILTER, _filter(has_network=has_network, runs_own=runs_own)[0])
 
 
@@ -239,6 +257,19 @@ def _program(*, has_network: bool, runs_own: bool) -> bytes:
     program += [(_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _REFUSE)]
     for number in (*_REFUSED_CALLS[machine][_RUNS if runs_own else 0 :], *_NEW_CALLS):
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
+    program += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _UNKNOWN)]
+    is_zero = [(_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    first = (_LOAD, 0, 0, _ARGUMENTS_AT)
+    program += [(_EQUAL, 0, 5, _CLONE[machine]), first, (_AND, 0, 0, _NEW_NAMESPACES), *is_zero]
+    nicer = [_SET_PRIORITY[machine]] if runs_own else []  # what it starts may be
+    for number in (*_OF_ITSELF[machine], *nicer):
+        program += [(_EQUAL, 0, 4, number), first, *is_zero]
+    who = (_LOAD, 0, 0, _ARGUMENTS_AT + 8)
+    program += [(_EQUAL, 0, 6, _SET_PRIORITY[machine]), first, (_EQUAL, 0, 3, 0), who, *is_zero]
+    program += [(_EQUAL, 0, 2 + 2 * len(_CHANGE_ATTRIBUTES), _IOCTL[machine]), (_LOAD, 0, 0, _ARGUMENTS_AT + 8)]
+    for request in _CHANGE_ATTRIBUTES:
+        program += [(_EQUAL, 0, 1, request), (_RETURN, 0, 0, _REFUSE)]
+    program += [(_RETURN, 0, 0, _ALLOW)]
     program += [(_EQUAL, 0, 2 + 2 * len(domains), socket), (_LOAD, 0, 0, _ARGUMENTS_AT)]
     for domain in domains:
         program += [(_EQUAL, 0, 1, domain), (_RETURN, 0, 0, _ALLOW)]

@@ -25,7 +25,7 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.skipif(not version(), reason="this kernel does not let a process enclose itself")
 
 ATTACKS = """
-    import ctypes, json, os, pathlib, platform, signal, socket, subprocess
+    import ctypes, json, os, pathlib, platform, resource, signal, socket, subprocess
     import numpy as np
     HERE = pathlib.Path(__file__).parent
     NEW = {"x86_64": 0, "aarch64": 1}[platform.machine()]
@@ -48,6 +48,23 @@ ATTACKS = """
     def peer_by_datagram(address):
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         one.connect(address)
+
+    def unshare():
+        child = libc.syscall((56, 220)[NEW], 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0)
+        if child == 0:
+            os._exit(0)
+        if child < 0:
+            raise OSError(ctypes.get_errno(), "")
+        os.waitpid(child, 0)
+
+    def flag(path):
+        with open(path, "rb") as file:
+            call((16, 29), file.fileno(), 0x40086602, ctypes.byref(ctypes.c_int(1)))
+
+    def own_capabilities():
+        facts = pathlib.Path("/proc/self/status").read_text()
+        if not int(facts.partition("CapPrm:")[2].split()[0], 16) & ~0b11000110:
+            raise PermissionError
 
     def attacks(at):
         photo, key, lifeline = at["photo"], at["key"], at["lifeline"]
@@ -81,6 +98,13 @@ ATTACKS = """
         yield "reads the daemon's memory", lambda: open(f"/proc/{daemon}/mem", "rb").close()
         yield "reads the daemon's variables", lambda: open(f"/proc/{daemon}/environ", "rb").close()
         yield "takes the daemon's descriptors", lambda: call(438, os.pidfd_open(daemon), 0, 0)
+        yield "limits the daemon", lambda: resource.prlimit(daemon, resource.RLIMIT_CPU)
+        yield "places the daemon", lambda: os.sched_setaffinity(daemon, os.sched_getaffinity(daemon))
+        yield "slows the daemon", lambda: os.setpriority(os.PRIO_PROCESS, daemon, 19)
+        yield "slows its user", lambda: os.setpriority(os.PRIO_USER, 0, 19)
+        yield "makes a namespace", unshare
+        yield "flags a photograph", lambda: flag(photo)
+        yield "has capabilities", own_capabilities
         for name, numbers in UNUSUAL.items():
             yield name, lambda numbers=numbers: call(numbers, 0, 0, 0, 0, 0)
 
@@ -88,6 +112,7 @@ ATTACKS = """
         "ptrace": (101, 117), "process_vm_readv": (310, 270), "mount": (165, 40), "chroot": (161, 51),
         "setns": (308, 268), "bpf": (321, 280), "keyctl": (250, 219), "userfaultfd": (323, 282),
         "io_uring_setup": 425, "init_module": (175, 105), "kexec_load": (246, 104),
+        "clone3": 435, "setxattrat": 463, "shmget": (29, 194), "mq_open": (240, 180), "fanotify_init": (300, 262),
     }
 
     def attempt(sample, rng):
@@ -279,7 +304,13 @@ def test_an_attacker_in_a_scan_reaches_nothing_and_all_without_the_sandbox(
     assert [number for number in range(len(done) if encloses else PLAIN) if done[number] != outcome] == []
 
 
-OBSERVER_MAY = {2: "the names of users", 17: "programs, enclosed as it is", 20: "sockets of this host", 22: "the same"}
+OBSERVER_MAY = {
+    2: "the names of users",
+    17: "programs, enclosed as it is",
+    20: "sockets of this host",
+    22: "the same",
+    31: "what it starts is nicer",
+}
 """The attacks that are not ones there, by number."""
 
 
