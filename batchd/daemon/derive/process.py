@@ -113,7 +113,7 @@ def _load_all() -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Fork:
+class _Attempt:
     """A fork that works out a request. ``owner``: for whom its scan is kept.
 
     ``until_s``: when it is ended.
@@ -134,7 +134,7 @@ class _Forks:
         self.poller = Poller()
         self._channel = channel
         self._known = KnownScans()
-        self._forks: list[_Fork] = []
+        self._forks: list[_Attempt] = []
         """Until they have ended."""
         self.poller.watch(channel.fileno(), self._receive)
         self.poller.at(lambda: min((fork.until_s for fork in self._forks), default=inf), self._end_late)
@@ -169,7 +169,7 @@ class _Forks:
             with forked:
                 _answer_with(forked, work_out)
             sys.exit(0)
-        fork = _Fork(request, owner, *forked, until_s=monotonic() + ANSWER_MAX_S)
+        fork = _Attempt(request, owner, *forked, until_s=monotonic() + ANSWER_MAX_S)
         self._forks.append(fork)
         self.poller.watch(fork.channel.fileno(), lambda: self._pass_on(fork))
         self.poller.watch(fork.child.pidfd, lambda: self._reap(fork))
@@ -183,7 +183,7 @@ class _Forks:
             fork.child.close()
         self._known.close(but=owner)
 
-    def _pass_on(self, fork: _Fork) -> None:
+    def _pass_on(self, fork: _Attempt) -> None:
         """Pass an answer on. A fork that has closed its channel has so long to end by itself."""
         self.poller.unwatch(fork.channel.fileno())
         with fork.channel:
@@ -199,7 +199,7 @@ class _Forks:
             del descriptors[2:]
         self._answer(fork, replace(answer, request=fork.request, scan=""), descriptors)
 
-    def _reap(self, fork: _Fork) -> None:
+    def _reap(self, fork: _Attempt) -> None:
         """A fork has ended."""
         if fork.channel.fileno() >= 0:
             self._pass_on(fork)
@@ -221,7 +221,7 @@ class _Forks:
                     text = f"it was not worked out within {ANSWER_MAX_S:.0f} s"
                     self._answer(fork, StreamDerived(fork.request, text))
 
-    def _answer(self, fork: _Fork, answer: StreamDerived, descriptors: Sequence[int] = ()) -> None:
+    def _answer(self, fork: _Attempt, answer: StreamDerived, descriptors: Sequence[int] = ()) -> None:
         fork.has_answered, fork.until_s = True, inf
         send_message(self._channel, answer, descriptors)
         for descriptor in descriptors:

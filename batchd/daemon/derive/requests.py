@@ -39,8 +39,7 @@ import structlog
 
 from batchd.config.tree import DefineConfig
 from batchd.core.admission import Refusal, unknown_stream
-from batchd.core.events import RingsSized, SubscriptionAsked
-from batchd.core.tenants import Demand, divide_by_tenant, part_of
+from batchd.core.events import SubscriptionAsked
 from batchd.daemon.derive.messages import (
     ANSWER_MAX_S,
     AT_ONCE_MAX,
@@ -51,6 +50,7 @@ from batchd.daemon.derive.messages import (
     DeriveStream,
     StreamDerived,
 )
+from batchd.daemon.derive.rings import DefinedStream, DerivedStream, Rings, Serving
 from batchd.daemon.doors import Doors
 from batchd.daemon.identity import Identity, Numbers, weights_of
 from batchd.daemon.reload.apply import ReloadApplier, stream_from
@@ -82,8 +82,6 @@ KILL_TIMEOUT_S = 2.0
 AHEAD_EVERY_S = 10.0
 """The process is started ahead at most so often: one may die at once, each time."""
 SETTINGS_SHOWN_CHARACTERS = 300
-UNREAD_WEIGHT = 1e-6
-"""Of the ring of a stream that nobody reads: it keeps what nobody else wants."""
 _NAME = re.compile(STREAM_NAME_PATTERN, re.ASCII)
 NOT_ALLOWED: Refusal = (
     ErrorCode.SETTINGS_REFUSED,
@@ -95,39 +93,8 @@ OF_FILE: Refusal = (
 )
 
 
-@dataclass(slots=True)
-class _Derived:
-    """A derived stream in service. ``sessions``: those that asked for it and may still be there."""
-
-    number: int
-    name: str
-    base: int
-    sessions: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Defined:
-    """A defined stream in service. ``table``: as it was sent. ``keep_s``: see ``Subscribe``.
-
-    ``tenant``: whose share its ring is of. ``read_s``: when somebody read it last (``monotonic``).
-    ``roots``: those that it needs.
-    """
-
-    number: int
-    name: str
-    owner: Identity
-    tenant: str
-    table: bytes
-    keep_s: int | None
-    read_s: float
-    roots: list[str]
-
-
-_Serving = _Derived | _Defined
-
-
 @dataclass(slots=True, eq=False)
-class _Request:
+class _Pending:
     """What waits, or is worked out ``since_s``. ``is_again``: a process has ended over it."""
 
     asked: SubscriptionAsked
@@ -146,7 +113,7 @@ class _DerivingProcess:
 
     child: Child
     channel: socket.socket
-    in_hand: dict[int, _Request] = field(default_factory=dict)
+    in_hand: dict[int, _Pending] = field(default_factory=dict)
 
 
 class Deriver:
@@ -156,16 +123,11 @@ class Deriver:
         self._poller = poller
         self._applier = applier
         self._doors = doors
-        self._derived: dict[tuple[int, str], _Derived] = {}
-        """By the number of the stream of the file, and the settings."""
-        self._defined: dict[str, _Defined] = {}
-        """By name."""
-        self._sizes: dict[int, int] = {}
-        """Slots that rings of defined streams may have, by number."""
+        self._rings = Rings(applier)
         self._rules = self._rules_now
         """Those by which they are served."""
         applier.applied = self._end_forbidden
-        self._waiting: list[_Request] = []
+        self._waiting: list[_Pending] = []
         """In the order in which they came."""
         self._numbers = count(1)
         self._process: _DerivingProcess | None = None
@@ -180,35 +142,35 @@ class Deriver:
         if asked.defines:
             return self._resolved_definition(asked)
         if not self.may_read(asked.session, asked.stream):
-            owner = self._defined[asked.stream].owner.owner
+            owner = self._rings.defined[asked.stream].owner.owner
             self._refuse(asked, (ErrorCode.UNKNOWN_STREAM, f"stream {asked.stream!r} is one that {owner} has defined"))
             return None
-        defined = self._defined.get(asked.stream)
+        defined = self._rings.defined.get(asked.stream)
         if defined is not None and not asked.settings:
             return self._admitted(defined, asked)
         base = self._applier.state.numbers.get(asked.stream)
         if not asked.settings or base is None or self._applier.state.draining:
             return asked  # the core refuses unknown names
         self._forget_ended()
-        known = self._derived.get((base, asked.settings))
+        known = self._rings.derived.get((base, asked.settings))
         if known is not None:
             return _of(known, asked)
         refusal = self._refusal(asked, base)
         if refusal is not None:
             self._refuse(asked, refusal)
             return None
-        self._waiting.append(_Request(asked))
+        self._waiting.append(_Pending(asked))
         self._begin()
         return None
 
     @property
     def tenants(self) -> dict[int, str]:
         """Whose share the memory of each defined stream is of, by the stream's number."""
-        return {stream.number: stream.tenant for stream in self._defined.values()}
+        return {stream.number: stream.tenant for stream in self._rings.defined.values()}
 
     def remove(self, session: int, name: str) -> Refusal | None:
         """End a defined stream, also one that is read; or why not."""
-        stream = self._defined.get(name)
+        stream = self._rings.defined.get(name)
         if stream is None:
             if name not in self._applier.state.numbers:
                 return unknown_stream(name, self._applier.state.numbers)
@@ -221,7 +183,7 @@ class Deriver:
 
     def may_read(self, session: int, stream: str) -> bool:
         """True but for what another user or key has defined."""
-        defined, door = self._defined.get(stream), self._doors.of(session)
+        defined, door = self._rings.defined.get(stream), self._doors.of(session)
         if defined is None or door is None:
             return True
         identity = door.identity(session)
@@ -238,35 +200,35 @@ class Deriver:
         if refusal is not None:
             self._refuse(asked, refusal)
             return None
-        known = self._defined.get(name)
+        known = self._rings.defined.get(name)
         if known is not None and known.table == asked.defines:
             return self._admitted(known, self._of_defined(known, asked))
-        self._waiting.append(_Request(asked))
+        self._waiting.append(_Pending(asked))
         self._begin()
         return None
 
-    def _of_defined(self, stream: _Defined, asked: SubscriptionAsked) -> SubscriptionAsked:
+    def _of_defined(self, stream: DefinedStream, asked: SubscriptionAsked) -> SubscriptionAsked:
         kept = stream.keep_s, asked.keep_s
         stream.keep_s = None if None in kept else max(kept)  # type: ignore[type-var]
         stream.table, stream.read_s = asked.defines, monotonic()
         return replace(asked, defines=b"")
 
-    def _admitted(self, stream: _Defined, asked: SubscriptionAsked) -> SubscriptionAsked | None:
+    def _admitted(self, stream: DefinedStream, asked: SubscriptionAsked) -> SubscriptionAsked | None:
         """The event for the core, once the ring has room for a trainer; None if there is none."""
         served, known = self._applier.streams[stream.number], self._applier.state.streams.get(stream.number)
         slots = SLOTS_MIN + (0 if known is None else known.delivery.claims.promised)
-        if self._slots(stream.number) < slots <= served.spec.slots_max:
+        if self._rings.slots(stream.number) < slots <= served.spec.slots_max:
             refusal = self._make_room(asked, [], SLOTS_MIN * served.layout.slot_bytes, stream.tenant)
             if refusal is not None:
                 self._refuse(asked, refusal)
                 return None
-            self._size({stream.number: slots})
+            self._rings.size({stream.number: slots})
         return asked
 
     def _refusal_of_definition(self, asked: SubscriptionAsked, identity: Identity | None) -> Refusal | None:
         """Why a stream is not even worked out; None if it is."""
         rules, name = self._applier.daemon.define, asked.stream
-        known = self._defined.get(name)
+        known = self._rings.defined.get(name)
         text = ""
         if rules is None or rules.what != "streams":
             text = (
@@ -294,10 +256,10 @@ class Deriver:
         """End streams whose sessions are gone; start the process ahead, and end one that hangs."""
         self._forget_ended()
         self._end_unread()
-        self._size_rings()
-        for stream in list(self._derived.values()):
+        self._rings.share()
+        for stream in list(self._rings.derived.values()):
             stream.sessions = {session for session in stream.sessions if self._doors.of(session) is not None}
-            if not stream.sessions and self._is_idle(stream):
+            if not stream.sessions and self._rings.is_idle(stream):
                 self._end(stream)
         process, now = self._process, monotonic()
         if process is not None and any(now - one.since_s > SILENCE_MAX_S for one in process.in_hand.values()):
@@ -310,8 +272,8 @@ class Deriver:
     def _end_unread(self) -> None:
         """End defined streams that nobody has read for so long, and those of revoked keys."""
         now = monotonic()
-        for stream in list(self._defined.values()):
-            if not self._is_idle(stream):
+        for stream in list(self._rings.defined.values()):
+            if not self._rings.is_idle(stream):
                 stream.read_s = now
             is_over = stream.keep_s is not None and now - stream.read_s > stream.keep_s
             if is_over or not all(door.is_valid(stream.owner) for door in self._doors):
@@ -341,39 +303,41 @@ class Deriver:
         return None if isinstance(room, list) else room
 
     @property
-    def _in_hand(self) -> list[_Request]:
+    def _in_hand(self) -> list[_Pending]:
         return [] if self._process is None else list(self._process.in_hand.values())
 
     def _is_asking(self, session: int) -> bool:
         return any(one.asked.session == session for one in (*self._waiting, *self._in_hand))
 
-    def _in_the_way(self, asked: SubscriptionAsked) -> list[_Serving] | Refusal:
+    def _in_the_way(self, asked: SubscriptionAsked) -> list[Serving] | Refusal:
         """The idle streams that end for another one, so that they are not too many; or why not."""
-        others = list(self._derived.values())
+        others = list(self._rings.derived.values())
         own = [stream for stream in others if asked.session in stream.sessions]
-        ending: list[_Serving] = []
+        ending: list[Serving] = []
         if len(own) >= OF_A_SESSION_MAX:
-            ending += [stream for stream in own if self._is_idle(stream)][:1]
+            ending += [stream for stream in own if self._rings.is_idle(stream)][:1]
             if not ending:
                 text = f"this trainer reads {len(own)} derived streams, and one may have {OF_A_SESSION_MAX}; close one first"
                 return ErrorCode.SETTINGS_REFUSED, text
         most = self._applier.daemon.derive_max
         if len(others) - len(ending) >= most:
-            idle = [stream for stream in others if self._is_idle(stream)][:1]
+            idle = [stream for stream in others if self._rings.is_idle(stream)][:1]
             if not idle:
                 text = f"{len(others)} derived streams are read, and derive_max = {most} in [daemon]; close one first"
                 return ErrorCode.SETTINGS_REFUSED, text
             ending += idle
         return ending
 
-    def _own_in_the_way(self, owner: Identity, need_bytes: int) -> list[_Serving] | Refusal:
+    def _own_in_the_way(self, owner: Identity, need_bytes: int) -> list[Serving] | Refusal:
         """As ``_in_the_way``, of those that the same user or key has defined."""
         daemon = self._applier.daemon
         assert daemon.define is not None, "else it was refused"
         rings = {number: one.ring_bytes for number, one in self._applier.streams.items()}
-        own = [one for one in self._defined.values() if one.owner.is_same(owner)]
-        idle = sorted((one for one in own if one.keep_s is not None and self._is_idle(one)), key=lambda one: one.read_s)
-        ending: list[_Serving] = []
+        own = [one for one in self._rings.defined.values() if one.owner.is_same(owner)]
+        idle = sorted(
+            (one for one in own if one.keep_s is not None and self._rings.is_idle(one)), key=lambda one: one.read_s
+        )
+        ending: list[Serving] = []
         while True:
             kept = [one for one in own if one not in ending]
             kept_bytes = sum(rings[one.number] for one in kept)
@@ -389,97 +353,30 @@ class Deriver:
             ending.append(idle.pop(0))
 
     def _make_room(
-        self, asked: SubscriptionAsked, ending: list[_Serving], need_bytes: int, tenant: str = ""
+        self, asked: SubscriptionAsked, ending: list[Serving], need_bytes: int, tenant: str = ""
     ) -> Refusal | None:
         """End idle streams for another one; why there is no room for it, or not yet.
 
         ``tenant``: whose part of the memory it takes, if the stream is defined.
         """
-        daemon, limit_bytes = self._applier.daemon, self._applier.daemon.derived_bytes
-        others = [(one.tenant, self._demand(one).least) for one in self._defined.values() if one not in ending]
-        rings = {one.number: self._applier.streams[one.number].ring_bytes for one in self._derived.values()}
-        kept_bytes = sum(least_bytes for _whose, least_bytes in others)
-        kept_bytes += sum(rings[one.number] for one in self._derived.values() if one not in ending)
-        for idle in self._derived.values():
-            if need_bytes + kept_bytes > limit_bytes and idle not in ending and self._is_idle(idle):
-                ending.append(idle)
-                kept_bytes -= rings[idle.number]
-        have_bytes, of = limit_bytes - kept_bytes, "those of derived streams that are read"
-        if tenant:
-            own_bytes = sum(least_bytes for whose, least_bytes in others if whose == tenant)
-            spare_bytes = part_of(limit_bytes, tenant, weights_of(daemon)) - own_bytes
-            if spare_bytes < have_bytes:
-                have_bytes, of = spare_bytes, f"the least that the streams of the share {tenant!r} need"
+        idle = [one for one in self._rings.derived.values() if one not in ending and self._rings.is_idle(one)]
+        while need_bytes > self._rings.left_bytes(ending, tenant)[0] and idle:
+            ending.append(idle.pop(0))
+        have_bytes, of = self._rings.left_bytes(ending, tenant)
         if need_bytes > have_bytes:
             return _code(asked), (
-                f"need {round_bytes(need_bytes, ceil)} for its ring, have {round_bytes(max(0, have_bytes), floor)} beside "
-                f"{of}; close one, set memory to less, or have the operator raise derive_memory in [daemon]"
+                f"need {round_bytes(need_bytes, ceil)} for its ring, have {round_bytes(have_bytes, floor)} beside {of}; close "
+                "one, set memory to less, or have the operator raise derive_memory in [daemon]"
             )
         for one in ending:
             self._end(one)
-        self._size_rings(need_bytes)
-        if need_bytes > self._free_bytes():
+        self._rings.share(need_bytes)
+        if need_bytes > self._rings.free_bytes:
             return (
                 ErrorCode.RING_BUSY,
                 "rings of streams that have ended, or that get smaller, have their memory until batches are released",
             )
         return None
-
-    def _demand(self, stream: _Defined) -> Demand:
-        """The memory that its ring wants: what trainers were promised, and two slots, at least."""
-        served, known = self._applier.streams[stream.number], self._applier.state.streams.get(stream.number)
-        is_unread = self._is_idle(stream)
-        least = max(0 if is_unread else SLOTS_MIN, 0 if known is None else known.delivery.claims.promised)
-        weight, slot_bytes = UNREAD_WEIGHT if is_unread else 1.0, served.layout.slot_bytes
-        return Demand(weight, least * slot_bytes, max(least, served.spec.slots_max) * slot_bytes)
-
-    def _slots(self, number: int) -> int:
-        """Slots that a ring may have now, or has not given back."""
-        known = self._applier.state.streams.get(number)
-        ring = None if known is None else known.delivery.ring
-        if number not in self._applier.derived:  # it has ended
-            return 0 if ring is None else ring.made
-        size = self._sizes.get(number, self._applier.streams[number].spec.slots_max)
-        return size if ring is None else max(size, ring.slots_max, ring.made)
-
-    def _free_bytes(self) -> int:
-        """Memory that no ring of a derived or defined stream has or may have."""
-        rings = (one for one in self._applier.streams.values() if one.is_derived)
-        held_bytes = sum(self._slots(one.number) * one.layout.slot_bytes for one in rings)
-        return self._applier.daemon.derived_bytes - held_bytes
-
-    def _size_rings(self, need_bytes: int = 0) -> None:
-        """Let rings of defined streams have their parts. ``need_bytes``: for one to come.
-
-        One grows only by what others have given back.
-        """
-        if not self._defined:
-            return
-        daemon, streams = self._applier.daemon, self._applier.streams
-        total_bytes = daemon.derived_bytes - need_bytes
-        total_bytes -= sum(streams[one.number].ring_bytes for one in self._derived.values())
-        free_bytes, sizes = self._free_bytes() - need_bytes, {}
-        demands = [(one.tenant, self._demand(one)) for one in self._defined.values()]
-        parts = divide_by_tenant(total_bytes, demands, weights_of(daemon))
-        for one, part_bytes in zip(self._defined.values(), parts, strict=True):
-            now, slot_bytes = self._slots(one.number), streams[one.number].layout.slot_bytes
-            wanted = part_bytes // slot_bytes
-            size = min(wanted, now + max(0, free_bytes // slot_bytes))
-            if size != now:
-                free_bytes -= max(0, size - now) * slot_bytes
-                sizes[one.number] = size
-        self._size(sizes)
-
-    def _size(self, sizes: dict[int, int]) -> None:
-        """Let these rings have so many slots."""
-        self._sizes = {number: size for number, size in self._sizes.items() if number in self._applier.derived} | sizes
-        if sizes:
-            self._applier.enqueue(RingsSized(sizes))
-
-    def _is_idle(self, stream: _Serving) -> bool:
-        """True if nobody reads it; one that was just added is about to be read."""
-        known = self._applier.state.streams.get(stream.number)
-        return known is not None and not known.delivery.subscriptions
 
     @property
     def _rules_now(self) -> tuple[DefineConfig | None, Numbers]:
@@ -490,11 +387,11 @@ class Deriver:
         self._forget_ended()
         before, self._rules = self._rules, self._rules_now
         if self._rules != before:
-            for stream in list(self._defined.values()):
+            for stream in list(self._rings.defined.values()):
                 if not self._is_allowed(stream, *self._rules):
                     self._end(stream, asks_again=True)
 
-    def _is_allowed(self, stream: _Defined, rules: DefineConfig | None, numbers: Numbers) -> bool:
+    def _is_allowed(self, stream: DefinedStream, rules: DefineConfig | None, numbers: Numbers) -> bool:
         """True if its owner may have what it is."""
         if rules is None or rules.what != "streams" or not {*stream.roots} <= {*rules.roots}:
             return False
@@ -504,11 +401,13 @@ class Deriver:
 
     def _forget_ended(self) -> None:
         """Forget streams that a reload has ended."""
-        ended = [key for key, stream in self._derived.items() if stream.number not in self._applier.derived]
+        ended = [key for key, stream in self._rings.derived.items() if stream.number not in self._applier.derived]
         for key in ended:
-            del self._derived[key]
-        for name in [name for name, stream in self._defined.items() if stream.number not in self._applier.derived]:
-            del self._defined[name]
+            del self._rings.derived[key]
+        for name in [
+            name for name, stream in self._rings.defined.items() if stream.number not in self._applier.derived
+        ]:
+            del self._rings.defined[name]
 
     # --- the process ------------------------------------------------------------------------------
 
@@ -521,11 +420,11 @@ class Deriver:
             if door is None:
                 continue
             identity = door.identity(asked.session)
-            known = self._defined.get(asked.stream)
+            known = self._rings.defined.get(asked.stream)
             if asked.defines and known is not None:
                 is_done = known.table == asked.defines or not known.owner.is_same(identity)
             else:
-                is_done = not asked.defines and (base is None or (base, asked.settings) in self._derived)
+                is_done = not asked.defines and (base is None or (base, asked.settings) in self._rings.derived)
             if is_done:
                 self._applier.enqueue(asked)
                 continue
@@ -542,7 +441,7 @@ class Deriver:
             else:
                 process.in_hand[number], request.since_s = request, monotonic()
 
-    def _next(self) -> _Request | None:
+    def _next(self) -> _Pending | None:
         """The next one to be worked out, if there is room for one."""
         in_hand = self._in_hand
         if len(in_hand) >= AT_ONCE_MAX:
@@ -553,7 +452,7 @@ class Deriver:
         weights = dict(weights_of(self._applier.daemon))
         able = (one for one in self._waiting if one.key not in keys and owners[one.asked.owner] < OF_AN_OWNER_MAX)
 
-        def turn(one: _Request) -> tuple[float, int]:
+        def turn(one: _Pending) -> tuple[float, int]:
             return tenants[one.asked.tenant] / weights.get(one.asked.tenant, 1.0), owners[one.asked.owner]
 
         return min(able, key=turn, default=None)
@@ -654,7 +553,7 @@ class Deriver:
             plain = json.loads(document.read())
         base = self._applier.state.numbers.get(asked.stream)
         stream = stream_from(0, plain, [index])
-        same = next((one for one in self._derived.values() if self._is_same(one, base, stream)), None)
+        same = next((one for one in self._rings.derived.values() if self._is_same(one, base, stream)), None)
         if base is None or same is not None or self._doors.of(asked.session) is None:
             stream.close()
             self._applier.enqueue(asked if same is None else _of(same, asked))
@@ -665,7 +564,7 @@ class Deriver:
             stream.close()
             self._refuse(asked, refusal)
             return
-        taken = {one.name for one in self._derived.values()}
+        taken = {one.name for one in self._rings.derived.values()}
         name = next(name for number in count(1) if (name := f"{asked.stream}{DERIVED_MARK}{number}") not in taken)
         try:
             number = self._applier.add(stream, name, base, asked.settings)
@@ -673,7 +572,7 @@ class Deriver:
             stream.close()
             self._refuse(asked, (ErrorCode.SETTINGS_REFUSED, f"there is no memory for it: {error}"))
             return
-        derived = self._derived[base, asked.settings] = _Derived(number, name, base)
+        derived = self._rings.derived[base, asked.settings] = DerivedStream(number, name, base)
         self._say("stream derived", asked.session, stream=name, settings=asked.settings[:SETTINGS_SHOWN_CHARACTERS])
         failpoints.passing("daemon.derived")
         self._applier.enqueue(_of(derived, asked))
@@ -685,7 +584,7 @@ class Deriver:
         stream, door = stream_from(0, plain, [index]), self._doors.of(asked.session)
         identity = None if door is None else door.identity(asked.session)
         refusal = self._refusal_of_definition(asked, identity)
-        known = self._defined.get(asked.stream)
+        known = self._rings.defined.get(asked.stream)
         if refusal is None and known is not None and self._has_content(known.number, stream):
             stream.close()
             self._applier.enqueue(self._of_defined(known, asked))
@@ -702,8 +601,8 @@ class Deriver:
     ) -> Refusal | None:
         """Take a stream into service, if there is room; or why not."""
         name, owner = asked.stream, identity.owner
-        before = self._defined.get(name)
-        if before is not None and not self._is_idle(before):
+        before = self._rings.defined.get(name)
+        if before is not None and not self._rings.is_idle(before):
             text = f"you have defined stream {name!r} with another table, and it is read: take another name, or end its trainers"
             return ErrorCode.DEFINITION_REFUSED, text
         if before is not None:
@@ -713,30 +612,30 @@ class Deriver:
         refusal = self._make_room(asked, ending, need_bytes, asked.tenant) if isinstance(ending, list) else ending
         if refusal is not None:
             return refusal
-        slots = min(stream.spec.slots_max, self._free_bytes() // stream.layout.slot_bytes)
+        slots = min(stream.spec.slots_max, self._rings.free_bytes // stream.layout.slot_bytes)
         try:
             number = self._applier.add(stream, name, 0, "", owner)
         except OSError as error:
             return ErrorCode.DEFINITION_REFUSED, f"there is no memory for it: {error}"
-        defined = _Defined(number, name, identity, asked.tenant, asked.defines, asked.keep_s, monotonic(), roots)
-        self._defined[name] = defined
-        self._size({number: slots})
+        defined = DefinedStream(number, name, identity, asked.tenant, asked.defines, asked.keep_s, monotonic(), roots)
+        self._rings.defined[name] = defined
+        self._rings.size({number: slots})
         self._say("stream defined", asked.session, stream=name, owner=owner)
         failpoints.passing("daemon.defined")
         self._applier.enqueue(self._of_defined(defined, asked))
         return None
 
-    def _is_same(self, one: _Derived, base: int | None, stream: ServedStream) -> bool:
+    def _is_same(self, one: DerivedStream, base: int | None, stream: ServedStream) -> bool:
         return one.base == base and self._has_content(one.number, stream)
 
     def _has_content(self, number: int, stream: ServedStream) -> bool:
         return self._applier.streams[number].facts.signature == stream.facts.signature
 
-    def _end(self, stream: _Serving, *, asks_again: bool = False) -> None:
+    def _end(self, stream: Serving, *, asks_again: bool = False) -> None:
         """Serve it no more."""
         self._applier.remove(stream.number, asks_again=asks_again)
         self._forget_ended()
-        if isinstance(stream, _Defined):
+        if isinstance(stream, DefinedStream):
             self._say("defined stream ended", 0, stream=stream.name, owner=stream.owner.owner)
         else:
             self._say("derived stream ended", 0, stream=stream.name)
@@ -765,7 +664,7 @@ def _code(asked: SubscriptionAsked) -> ErrorCode:
     return ErrorCode.SETTINGS_REFUSED if asked.settings else ErrorCode.RING_TOO_SMALL
 
 
-def _of(stream: _Derived, asked: SubscriptionAsked) -> SubscriptionAsked:
+def _of(stream: DerivedStream, asked: SubscriptionAsked) -> SubscriptionAsked:
     """The same subscription of a derived stream, by its name."""
     stream.sessions.add(asked.session)
     return replace(asked, stream=stream.name, settings="")
