@@ -91,6 +91,7 @@ def command(
     if stream not in config.streams:
         raise SourceInvalid(f"{config_file} has no stream {stream!r}; {suggestion(stream, list(config.streams))}")
     storage = Storage(config.daemon.storage_limits(), encloses=config.daemon.encloses)
+    storage.forks_scans = True
     work = PrepareJob(
         name=stream,
         config=config.streams[stream],

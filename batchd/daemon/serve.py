@@ -130,6 +130,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())
         storage = stack.enter_context(Storage(daemon.storage_limits(), encloses=daemon.encloses))
+        storage.forks_scans = True
         allow_descriptors()
         queue, poller = Queue(), Poller()
         stack.callback(poller.close)

@@ -207,6 +207,63 @@ def attacked_by_a_scan(target, code, config, *, encloses):
     return dict(enumerate(one for one in json.loads(str(caught.value)) if one))
 
 
+FORKING = """
+    import json, os, sys
+    from pathlib import Path
+    from types import SimpleNamespace
+    from attack import attempt
+    from batchd.data.sources import scan as scans
+    from batchd.data.sources.arrays.options import NpySource
+    from batchd.data.storage.access import Storage
+    from batchd.data.storage.index_cache import IndexCache
+    from batchd.errors import SourceInvalid
+
+    def scan(source, survey):
+        links = [f"/proc/self/fd/{number}" for number in range(3, 999)]
+        held = [os.readlink(link) for link in links if os.path.lexists(link)]
+        done = [int(attempt({"n": number}, None)["done"]) for number in range(64)]
+        raise SourceInvalid(json.dumps([done, held]))
+
+    scans.kind_of = lambda source: SimpleNamespace(scan=scan)
+    secret = open(sys.argv[3])
+    with Storage() as storage:
+        storage.forks_scans = True
+        try:
+            scans.scan_source(NpySource(path=Path(sys.argv[2])), lambda found: None, IndexCache(None), storage)
+        except SourceInvalid as error:
+            os.write(int(sys.argv[1]), str(error).encode())
+"""
+
+
+def test_an_attacker_in_a_fork_that_scans_reaches_nothing(target, code, tmp_path, monkeypatch):
+    """It is a fork of the daemon, and has none of its descriptors."""
+    monkeypatch.setenv("PYTHONPATH", str(code))
+    (code / "forking_scan.py").write_text(dedent(FORKING))
+    (tmp_path / "batchd.toml").touch()
+    numbers = target["photo"].replace("photo", "numbers.npy")
+    with socket.socket(socket.AF_UNIX) as lifeline, os.fdopen(os.memfd_create("answer"), "r+b") as answer:
+        lifeline.bind(str(code / "lifeline"))
+        lifeline.listen()
+        tell(
+            code,
+            {
+                **target,
+                "daemon": os.getpid(),
+                "config": str(tmp_path / "batchd.toml"),
+                "lifeline": lifeline.getsockname(),
+            },
+        )
+        words = [str(answer.fileno()), numbers, target["key"]]
+        with start("forking_scan", *words, descriptors=[answer.fileno()]) as daemon:
+            assert daemon.reap() == 0
+        answer.seek(0)
+        done, held = json.loads(answer.read())
+    assert set(done) == {REFUSED, 0}
+    assert done.count(REFUSED) > PLAIN
+    assert [one for one in held if "batchd-scan" not in one and not one.startswith("socket:")] == []
+    assert len([one for one in held if one.startswith("socket:")]) == 1, "its channel"
+
+
 OBSERVER = """
     import json, os, socket, sys
     from attack import attempt

@@ -122,6 +122,7 @@ def _do(plain: dict[str, object], channel: socket.socket) -> messages.ReloadDocu
     progress.begun("", LOOK_MAX_S * (len(reading.config.streams) if reading.config is not None else 0))
     config, rings = check_reading(reading, file, storage)
     storage.limits, storage.encloses = config.daemon.storage_limits(), config.daemon.encloses
+    storage.forks_scans = True
     now = DaemonConfig.model_validate_json(json.dumps(request.daemon))
     streams = _scan(config, rings, now, storage, progress)
     same = [name for name, stream in streams.items() if request.signatures.get(name) == stream.facts.signature]

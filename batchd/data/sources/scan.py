@@ -7,6 +7,10 @@
                   <-- text, stderr ------------     a library's last words, or a traceback
                   <========== memfd ===========     the index, of n bytes
 
+Sources of this machine that Python reads itself (names, headers, tables) are scanned by an enclosed
+fork of the daemon, or of the process that reads its file again: ``_forked_scan``, with the same
+lines. Those with URLs are not, since their library has threads.
+
 A library that maps a file dies of SIGBUS if the file is truncated meanwhile, and may die of SIGSEGV
 if its pages are damaged. Another one aborts its process for some wrong bytes of a file. The daemon
 then reports a source that cannot be used.
@@ -34,15 +38,20 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+from batchd.data.samples.location import looks_like_url
 from batchd.data.sources.access import access_of_source
-from batchd.data.sources.interface import kind_of
+from batchd.data.sources.composed.options import sources_in
+from batchd.data.sources.interface import BuiltInKind, kind_of
 from batchd.data.sources.options import SourceOptions, source_from_plain, source_to_plain
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, readable, write_all
@@ -53,7 +62,7 @@ from batchd.errors import SourceInvalid
 from batchd.runtime import children, failpoints
 from batchd.runtime.available import available_bytes, numbers_in
 from batchd.runtime.children import PIPE, Child, describe
-from batchd.runtime.sandbox import Access, enclose, version
+from batchd.runtime.sandbox import NOTHING, Access, enclose, prepare, version
 from batchd.runtime.sizes import round_bytes
 from batchd_wire.wording import counted
 
@@ -64,6 +73,10 @@ SCAN_BYTES_MIN = 256 << 20
 """A scan may take so much, however little memory is free."""
 MEMORY_EVERY = 1 << 16
 """Samples between two looks at the memory that a scan has taken: 20 us each."""
+FORKED_KINDS = frozenset(
+    {"files", "arrays", "coco", "csv", "jsonl", "pairs", "tokens", "webdataset", "tfrecord", "composed"}
+)
+"""Folders of kinds that a fork may scan; others isolate their scan, or run the user's code."""
 WORDS_BYTES_MAX = 200
 """Of the last line that a library wrote before it ended its process."""
 
@@ -98,7 +111,7 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
             return known
         memory = ScanMemory()
         survey = Survey(memory.watched(progress), python_path, storage=storage)
-        index = kind.scan(source, survey)
+        index = _forked_scan(kind, source, survey) if _may_fork(source, storage) else kind.scan(source, survey)
         if extension is not None:
             index = extension.extend(index)
         cache.keep(plain, index, survey)
@@ -171,16 +184,72 @@ def isolated_scan(
         child = until_scanned.enter_context(
             children.start(module, str(memory), descriptors=[memory], given=given, stdout=PIPE, stderr=words)
         )
-        size = _listen(child, words, source, survey, silence_max_s)
+        size = _listen(child, child.output.fileno(), words, source, survey, silence_max_s)
         return SourceIndex.from_memory(memoryview(mmap.mmap(memory, size, mmap.MAP_SHARED, mmap.PROT_READ)))
+
+
+def _may_fork(source: SourceOptions, storage: Storage) -> bool:
+    """True if a fork shall scan it: what reads files of this machine, in Python."""
+    if not storage.forks_scans or not storage.encloses or storage.scans_here or not version():
+        return False
+    parts = [part for _key, part in sources_in(source)]
+    folders = {type(part).__module__.split(".")[-2] for part in parts}
+    return folders <= FORKED_KINDS and not any(looks_like_url(part.place) for part in parts)
+
+
+def _forked_scan(kind: BuiltInKind, source: SourceOptions, survey: Survey) -> SourceIndex:
+    """Have an enclosed fork of this process scan a source. Raises ``SourceInvalid``."""
+    access = NOTHING
+    for _key, part in sources_in(source):
+        access = access.joined(access_of_source(part))
+    with ExitStack() as until_scanned:
+        memory = os.memfd_create("batchd-scan", os.MFD_CLOEXEC)
+        until_scanned.callback(os.close, memory)
+        words = os.memfd_create("batchd-scan-words", os.MFD_CLOEXEC)
+        until_scanned.callback(os.close, words)
+        prepare()
+        forked = children.fork_linked("batchd.data.sources.scan")
+        if isinstance(forked, socket.socket):
+            _scan_in_fork(forked, memory, words, access, partial(kind.scan, source))
+        until_scanned.enter_context(forked.child)
+        until_scanned.enter_context(forked.channel)
+        size = _listen(forked.child, forked.channel.fileno(), words, source, survey, None)
+        return SourceIndex.from_memory(memoryview(mmap.mmap(memory, size, mmap.MAP_SHARED, mmap.PROT_READ)))
+
+
+def _scan_in_fork(
+    channel: socket.socket, memory: int, words: int, access: Access, scan: Callable[[Survey], SourceIndex]
+) -> NoReturn:
+    """Close all that is the parent's, scan, and end."""
+    status = 1
+    try:
+        os.dup2(words, 2)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  numbers, not paths
+            if descriptor not in {*children.STANDARD_STREAMS, channel.fileno(), memory}:
+                with suppress(OSError):  # the one that listed them is closed
+                    os.close(descriptor)
+        enclose(access)
+        with Storage() as storage:
+            storage.begin_scan()
+            survey = _TellingSurvey(lambda *said: channel.sendall(_line(said)), storage)
+            _scan_and_say(survey, scan, memory)
+        status = 0
+    except BaseException:  # noqa: BLE001  it is the end of the process
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _line(words: tuple[object, ...]) -> bytes:
+    return json.dumps(words).encode() + b"\n"
 
 
 def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
     """Scan the source on standard input, for a module's ``__main__``; returns its exit status."""
 
     def say(*words: object) -> None:
-        sys.stdout.write(json.dumps(words) + "\n")
-        sys.stdout.flush()
+        sys.stdout.buffer.write(_line(words))
+        sys.stdout.buffer.flush()
 
     # a library that hangs in a file does not see that the daemon is gone
     children.die_with_parent()
@@ -190,26 +259,29 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
     source = source_from_plain(plain)
     if access is not None:
         enclose(Access(*access))
+    with Storage(StorageLimits(*limits)) as storage:
+        _scan_and_say(_TellingSurvey(say, storage), partial(scan, source), int(sys.argv[1]))
+    return 0
+
+
+def _scan_and_say(survey: "_TellingSurvey", scan: Callable[[Survey], SourceIndex], memory: int) -> None:
+    """Scan, with bounded memory, and put the index into ``memory``."""
     allowed = ScanMemory()
     allowed.bound()
-    with Storage(StorageLimits(*limits)) as storage:
-        survey = _TellingSurvey(say, storage)
-        try:
-            index = scan(source, survey)
-            sections, size = index.sections()
-            memory = int(sys.argv[1])
-            os.ftruncate(memory, size)
-            for start, section in sections:
-                write_all(memory, section, start)
-        except SourceInvalid as error:
-            say("wrong", str(error))
-        except (MemoryError, OSError) as error:
-            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
-                raise
-            say("wrong", str(allowed.refusal(survey.found)))
-        else:
-            say("done", size)
-    return 0
+    try:
+        index = scan(survey)
+        sections, size = index.sections()
+        os.ftruncate(memory, size)
+        for start, section in sections:
+            write_all(memory, section, start)
+    except SourceInvalid as error:
+        survey.say("wrong", str(error))
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        survey.say("wrong", str(allowed.refusal(survey.found)))
+    else:
+        survey.say("done", size)
 
 
 class _TellingSurvey(Survey):
@@ -217,26 +289,38 @@ class _TellingSurvey(Survey):
 
     def __init__(self, say: Callable[..., None], storage: Storage) -> None:
         super().__init__(self._found, storage=storage)
-        self._say = say
+        self.say = say
         self.found = 0
+
+    def part(self, found_before: int) -> Survey:
+        """See ``Survey``; what it sees is reported, too."""
+
+        def say(what: str, *words: Any) -> None:
+            self.say(what, *([found_before + words[0]] if what == "found" else words))
+
+        part = _TellingSurvey(say, self.storage)
+        self._parts.append(part)
+        return part
 
     def _found(self, found: int) -> None:
         self.found = found
-        self._say("found", found)
+        self.say("found", found)
 
     def add(self, seen: Witness) -> None:
         """See ``Survey``; the daemon keeps it."""
-        self._say("saw", *seen)
+        self.say("saw", *seen)
 
 
-def _listen(child: Child, words: int, source: SourceOptions, survey: Survey, silence_max_s: float | None) -> int:
+def _listen(  # noqa: PLR0913, PLR0917  each is one thing about the process
+    child: Child, output: int, words: int, source: SourceOptions, survey: Survey, silence_max_s: float | None
+) -> int:
     """Listen until the process ends; returns the bytes of the index. Raises ``SourceInvalid``.
 
-    ``words``: a descriptor of its standard error.
+    ``output``: what it says; ``words``: its standard error, as descriptors.
     """
     size, at = 0, source.place
     try:
-        for line in _lines(child.output, survey.looked, silence_max_s):
+        for line in _lines(output, survey.looked, silence_max_s):
             match json.loads(line):
                 case ["found", int(found)]:
                     survey.progress(found)
@@ -272,7 +356,7 @@ def _listen(child: Child, words: int, source: SourceOptions, survey: Survey, sil
     return size
 
 
-def _lines(stream: IO[bytes], looked: Callable[[], None], silence_max_s: float | None) -> Iterator[bytes]:
+def _lines(stream: int, looked: Callable[[], None], silence_max_s: float | None) -> Iterator[bytes]:
     """The whole lines of the other process. Raises ``TimeoutError``, and what ``looked`` raises.
 
     ``looked`` is called from the first line on.
@@ -287,7 +371,7 @@ def _lines(stream: IO[bytes], looked: Callable[[], None], silence_max_s: float |
             if silence_max_s is not None and monotonic() - heard_s >= silence_max_s:
                 raise TimeoutError
             continue
-        data = os.read(stream.fileno(), READ_BYTES)
+        data = os.read(stream, READ_BYTES)
         if not data:
             return
         *lines, begun = (begun + data).split(b"\n")

@@ -63,6 +63,8 @@ class Storage:
         self.encloses = encloses
         self.scans_here = False
         """Whether a damaged file may end this process, so that it scans every source itself."""
+        self.forks_scans = False
+        """Whether enclosed forks of this process, which may fork, scan what is on this machine."""
         self.local = LocalFiles()
         self.remote = RemoteFiles(self)
         self.as_of_ns = 0
