@@ -32,7 +32,7 @@ HOLE_BYTES = 4 * READ_BYTES
 """Media data of a box that is not shorter is left out of an outline."""
 _HEAD_BYTES, _HEADS_BYTES, _BOXES_MAX = 16, 4096, 1 << 14
 """Of the head of a box, if its size has 64 bits; read for heads at once; how many are looked at."""
-_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}  # noqa: PLR2004
+_open = partial(av.open, metadata_errors="replace") if int(av.__version__.partition(".")[0]) < 19 else av.open  # noqa: PLR2004
 """Texts that are no UTF-8 are no error; since PyAV 19 by itself."""
 
 NO_KEY = (1 << 32) - 1
@@ -130,11 +130,11 @@ def _pread(descriptor: int, start: int, count: int) -> bytes:
     return os.pread(descriptor, count, start)
 
 
-def open_container(file: Any, formats: str, codecs: str, options: Mapping[str, str] = {}) -> InputContainer:
+def open_container(file: object, formats: str, codecs: str, options: Mapping[str, str] = {}) -> InputContainer:
     """An open file as FFmpeg reads it, by these demuxers and coders. Raises ``av.FFmpegError``."""
     limits = {"format_whitelist": formats, "protocol_whitelist": "none", "codec_whitelist": codecs, **options}
-    container: InputContainer = av.open(
-        file, "r", container_options=limits, buffer_size=READ_BYTES, io_open=_open_nothing, **_METADATA
+    container: InputContainer = _open(
+        file, "r", container_options=limits, buffer_size=READ_BYTES, io_open=_open_nothing
     )
     return container
 
