@@ -570,6 +570,7 @@ class Fleet:
             for number, order in worker.orders.items() if worker.link else ():
                 worker.orders[number] = replace(order, given_s=min(now, order.given_s + gap_s))
             worker.noted_s = min(now, worker.noted_s + gap_s)
+            worker.reported_s = min(now, worker.reported_s + gap_s)
             worker.started_s = min(now, worker.started_s + gap_s)
             if worker.dismissed_s is not None:
                 worker.dismissed_s = min(now, worker.dismissed_s + gap_s)

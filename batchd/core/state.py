@@ -415,7 +415,9 @@ class DaemonState:
         worker = self.fleet.gone(event.worker)
         orders = list(worker.orders.values())
         in_hand = event.note.order if event.note is not None else (orders[0].number if orders else None)
+        taken_s = self._moment.now_s - worker.reported_s
         for order in reversed(orders):
+            order.account.lost(taken_s if order.number == in_hand else 0.0, order.expected_s)
             if order.number == in_hand:
                 self.streams[order.stream].chunk_lost(order, event, actions)
             else:

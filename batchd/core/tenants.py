@@ -5,8 +5,9 @@
 Stride scheduling: rows are ordered for the tenant that has had the least worker time for its
 weight, of those that want rows (C. Waldspurger, W. Weihl, "Stride Scheduling: Deterministic
 Proportional-Share Resource Management", MIT/LCS/TM-528, 1995). An order is charged with the time
-that it is expected to take, and with the difference when it is done. A tenant that wants nothing
-saves nothing up: the others have its time at once, and it gets its share again with the next order.
+that it is expected to take, and with the difference when it is done or its worker dies. A tenant
+that wants nothing saves nothing up: the others have its time at once, and it gets its share again
+with the next order.
 
 Invariant: of tenants that want rows all the time, the times for their weights differ by no more
 than the workers' orders take.
@@ -120,6 +121,11 @@ class Account:
         self.cpu_us += round(work.cpu_us * part)
         self.read_bytes += round(work.read_bytes * part)
         self.made_samples += rows
+
+    def lost(self, taken_s: float, expected_s: float) -> None:
+        """Count an order that took so long, was charged as ``expected_s``, and made nothing."""
+        self.tenant.charge(taken_s - expected_s)
+        self.work_us += round(taken_s * 1e6)
 
     def absorb(self, other: "Account") -> None:
         """Count what another one has counted, too."""

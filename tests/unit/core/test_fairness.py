@@ -48,12 +48,13 @@ class Workplace:
         self.grants: list[act.GrantLease] = []
         self.made: list[act.CreateSlot] = []
         self.done = 0
+        self.now_s = 0.0
         for spawned in pick(act.SpawnWorker, self.do(ev.Ticked())):
             self.do(ev.WorkerReady(spawned.worker))
 
     def do(self, event: ev.Event) -> list[act.Action]:
         """Handle one event and take the orders."""
-        actions = self.state.handle(event, 0.0)
+        actions = self.state.handle(event, self.now_s)
         self.orders += pick(act.OrderChunk, actions)
         self.grants += pick(act.GrantLease, actions)
         self.made += pick(act.CreateSlot, actions)
@@ -307,6 +308,24 @@ def test_a_tenant_pays_what_its_samples_took_and_not_what_was_expected(busy_us):
         times[min(order.stream, 2)] += len(order.rows) * place.sample_us[order.stream] / 1e6
         place.work(1)
     assert times[1] / sum(times.values()) == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_tenant_pays_for_the_time_of_a_worker_that_dies_over_its_samples():
+    """Else one whose samples hang would have all workers, again and again, for nothing."""
+    weights = (("hanging", 1.0), ("other", 1.0))
+    place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000}, weights=weights)
+    place.subscribe(1, stream=1, tenant="hanging")
+    place.subscribe(2, stream=2, tenant="other")
+    place.work(50)
+    while place.orders[place.done].stream != 1:
+        place.work(1)
+    place.now_s += 30.0
+    gone = ev.WorkerGone(place.orders[place.done].worker, "signal 9 (SIGKILL)", None)
+    (successor,) = pick(act.SpawnWorker, place.do(gone))
+    place.done = len(place.orders)
+    place.do(ev.WorkerReady(successor.worker))
+    assert place.times(place.work(1000)) == {1: 0.0, 2: pytest.approx(20.0, rel=0.1)}
+    assert place.state.statistics().usage[0].work_s >= 30.0
 
 
 def test_what_a_tenant_does_not_want_goes_to_the_others_at_once():
