@@ -321,6 +321,8 @@ def _result(name: str, value: object) -> str:  # noqa: C901, PLR0912  one case f
             return f"{name} " + ", ".join(f"{number:.6g}" for number in value)
         case "acts", _:
             return "done" if value else "not done"
+        case _, Mapping():  # of a clip
+            return f"{name} {_results(value, ' and ')}"
         case _:
             return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
 

@@ -282,7 +282,7 @@ def test_a_row_names_what_its_random_steps_drew(tmp_path):
 def test_every_random_step_says_what_it_drew(golden):
     """Colours, rectangles and angles are named; a function draws its own numbers."""
     config, drawn = load_config(golden[2]), {}
-    for name in ("jitter", "cutout", "degrees", "quarter-turns", "call", "followed", "views"):
+    for name in ("jitter", "cutout", "degrees", "quarter-turns", "call", "followed", "views", "decode_video"):
         with Replayer(config, name) as replayer:
             drawn[name] = [row.draws for row in replayer.at(Position(0, 0)).rows if row.is_good]
 
@@ -309,6 +309,9 @@ def test_every_random_step_says_what_it_drew(golden):
             r"views: image\[0\] random_resized_crop \d+ x \d+ from .*; local\[2\] random_resized_crop .*; floats nothing",
             drawn_text(views),
         )
+    for clips in drawn["decode_video"]:
+        assert [draw.op for draw in clips] == ["decode_video", "random_resized_crop", "random_flip", "color_jitter"]
+        assert re.fullmatch(r"random_resized_crop: clip 0 \d+ x \d+ from .*, clip 1 .*", drawn_text(clips[1]))
 
 
 def test_bad_samples_are_named_with_what_stands_in_for_them(tmp_path):

@@ -454,6 +454,7 @@ class ClipsStage:
         assert isinstance(value, Clips | np.ndarray), "frames"
         clips = value if isinstance(value, Clips) else Clips.of(value, self._front)
         out, draws = row[field] if self._writes else None, random.draws
+        of_clips: list[list[dict[str, object]]] = []
         mark = random.mark()
         size: tuple[int, ...] = ()
         for place, frame in zip(np.ndindex(clips.lengths), clips.frames, strict=True):
@@ -461,7 +462,8 @@ class ClipsStage:
                 random.return_to(mark)
                 random.draws = None
             else:
-                mark, random.draws = random.mark(), draws
+                mark, random.draws = random.mark(), None if draws is None else []
+                of_clips += [] if random.draws is None else [random.draws]
             made: dict[str, Value] = {field: frame}
             if place != (0,) * len(place) and frame.shape != size:
                 raise SampleUndecodable(f"its frames have several sizes: {sorted({size, frame.shape})}")
@@ -481,6 +483,9 @@ class ClipsStage:
                 out[place] = pixels
         if out is None:
             raise SampleUndecodable("it has no frame")
+        if draws is not None:
+            steps = zip(*of_clips, strict=True)
+            draws += [drew[0] if len(drew) == 1 else {f"clip {n}": one for n, one in enumerate(drew)} for drew in steps]
         values[field] = out
 
 

@@ -398,6 +398,10 @@ def test_all_frames_of_a_clip_are_augmented_alike_and_clips_by_themselves(tmp_pa
         file, DecodeVideo(frames=3, fps=1000.0, clips=2, start="uniform"), *AUGMENT, Resize(size=(8, 8))
     )["image"]
 
+    drawn: list[dict] = []
+    made(file, DecodeVideo(frames=3, fps=1000.0, clips=2), *AUGMENT, Resize(size=(8, 8)), draws=drawn)
+    assert [set(one) for one in drawn] == [{"starts"}, *[{"clip 0", "clip 1"}] * len(AUGMENT)]
+
     assert first.shape == (3, 8, 8, 3)
     np.testing.assert_array_equal(first[0], first[1])
     np.testing.assert_array_equal(first[0], first[2])
