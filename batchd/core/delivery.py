@@ -239,6 +239,11 @@ class Delivery:
         self.supply.let_go(slot)
         self.wake(actions)
 
+    def took(self, slot: Slot, taken_s: float) -> None:
+        """Count for the trainers of a slot that a worker has died over it after so long."""
+        for number in slot.claims:
+            self.subscriptions[number].served_s += taken_s / len(slot.claims)
+
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
         """Forget a slot without memory; return why the stream stops if too few are left."""
         if slot.position is not None:

@@ -419,6 +419,7 @@ class DaemonState:
         for order in reversed(orders):
             order.account.lost(taken_s if order.number == in_hand else 0.0, order.expected_s)
             if order.number == in_hand:
+                self.streams[order.stream].delivery.took(order.slot, taken_s)
                 self.streams[order.stream].chunk_lost(order, event, actions)
             else:
                 self.streams[order.stream].delivery.put_back(order.slot, order.number, [order.rows], actions)

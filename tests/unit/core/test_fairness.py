@@ -310,12 +310,15 @@ def test_a_tenant_pays_what_its_samples_took_and_not_what_was_expected(busy_us):
     assert times[1] / sum(times.values()) == pytest.approx(0.75, abs=0.02)
 
 
-def test_a_tenant_pays_for_the_time_of_a_worker_that_dies_over_its_samples():
-    """Else one whose samples hang would have all workers, again and again, for nothing."""
-    weights = (("hanging", 1.0), ("other", 1.0))
-    place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000}, weights=weights)
-    place.subscribe(1, stream=1, tenant="hanging")
-    place.subscribe(2, stream=2, tenant="other")
+@pytest.mark.parametrize("other", [EVERYBODY, "other"])
+def test_who_has_samples_over_which_a_worker_dies_pays_for_its_time(other):
+    """Else one whose samples hang would have all workers, again and again, for nothing.
+
+    So it is with tenants, and with the trainers of one.
+    """
+    place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
+    place.subscribe(1, stream=1)
+    place.subscribe(2, stream=2, tenant=other)
     place.work(50)
     while place.orders[place.done].stream != 1:
         place.work(1)
