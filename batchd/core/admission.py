@@ -107,13 +107,13 @@ def ring_too_small(stream: str, slots: int, most: int, active: int, promised: in
     if ENTITLEMENT_SLOTS * (active + 1) > most:
         return ErrorCode.RING_TOO_SMALL, (
             f"stream {stream!r} has {counted(slots, 'slot')} and {counted(active, 'trainer')}, and each needs "
-            f"{ENTITLEMENT_SLOTS}; give it more memory (memory = in batchd.toml)"
+            f"{ENTITLEMENT_SLOTS}; give it more memory (memory = in batchd.toml, or in its table)"
         )
     if promised + ENTITLEMENT_SLOTS > slots:
         return ErrorCode.RING_BUSY, (
             f"{promised} of the {slots} slots of stream {stream!r} are held by other trainers or kept for them, and one more "
             f"trainer needs {ENTITLEMENT_SLOTS}; have them release batches, or give the stream more memory "
-            "(memory = in batchd.toml)"
+            "(memory = in batchd.toml, or in its table)"
         )
     return None
 
