@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cache
 
 from batchd.runtime.children import die_with_parent
 
@@ -22,7 +22,8 @@ CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
 READING = (1, 2, 6, 7)
 """CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID: what a process keeps that reads
 for others."""
-_CAPSET_VERSION = 0x20080522
+_HEADER = struct.pack("=II", 0x20080522, 0)
+"""Of capget(2) and capset(2): version 3, of this thread."""
 
 
 def lacking() -> list[str]:
@@ -36,16 +37,23 @@ def keep_capabilities(kept: Sequence[int] = ()) -> None:
     mask = sum(1 << number for number in kept)
     effective, permitted = (own & mask for own in _own_capabilities())
     # zeros: inheritable ones, and all from number 32 on
-    sets = struct.pack("=6I", effective, permitted, 0, 0, 0, 0)
-    if ctypes.CDLL(None, use_errno=True).capset(struct.pack("=II", _CAPSET_VERSION, 0), sets):
+    if libc().capset(_HEADER, struct.pack("=6I", effective, permitted, 0, 0, 0, 0)):
         raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
 
 
 def _own_capabilities() -> tuple[int, int]:
-    """Those in effect, and those permitted, as bits."""
-    facts = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    effective, permitted = (int(facts.partition(kind)[2].split()[0], 16) for kind in ("CapEff:", "CapPrm:"))
+    """Those in effect, and those permitted, as bits: the first 32."""
+    sets = ctypes.create_string_buffer(24)
+    if libc().capget(_HEADER, sets):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be read")
+    effective, permitted, *_others = struct.unpack("=6I", sets.raw)
     return effective, permitted
+
+
+@cache
+def libc() -> ctypes.CDLL:
+    """The C library, with errors in ``ctypes.get_errno``."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def become(reader: Sequence[int]) -> None:

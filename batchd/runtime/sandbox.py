@@ -24,12 +24,12 @@ import stat
 import struct
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import NamedTuple
 
 from batchd.runtime.failpoints import LEDGER_VARIABLE
-from batchd.runtime.rights import READING, keep_capabilities
+from batchd.runtime.rights import READING, keep_capabilities, libc
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on each architecture
 _ASK_VERSION = 1
@@ -59,8 +59,11 @@ _CLONE3 = 435
 _NEW_NAMESPACES = 0x7E020000
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _CHANGE_ATTRIBUTES = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
-_OF_ITSELF = {"x86_64": (302, 203, 144, 142, 314), "aarch64": (261, 122, 119, 118, 274)}
-"""prlimit64, sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr: for 0 alone."""
+_OF_ITSELF = {"x86_64": (302, 203, 142, 314), "aarch64": (261, 122, 118, 274)}
+"""prlimit64, sched_setaffinity, sched_setparam, sched_setattr: for 0 alone."""
+_SET_SCHEDULER = {"x86_64": 144, "aarch64": 119}
+"""For 0 alone; or to SCHED_OTHER or SCHED_BATCH, as clients have ZeroMQ do to its threads."""
+_NO_USUAL_POLICY = 0xFFFFFFFC
 _SET_PRIORITY = {"x86_64": 141, "aarch64": 140}
 _NEW_CALLS = (
     *(425, 426, 427),  # io_uring_setup, io_uring_enter, io_uring_register
@@ -112,7 +115,7 @@ _REFUSED_CALLS = {
 _SYSTEM = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
     *("/usr/share/zoneinfo", "/etc/localtime", "/usr/share/locale", "/etc/locale.alias"),
-    *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/sys/devices/system"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/sys/devices/system"),
     *("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"),
 )
 _NETWORK = (
@@ -141,6 +144,11 @@ class Access(NamedTuple):
     any_port: bool
     write: list[str]
 
+    @property
+    def has_network(self) -> bool:
+        """Whether it may connect to anything."""
+        return bool(self.ports or self.any_port)
+
     def joined(self, other: "Access") -> "Access":
         """What either allows, each place once, in order."""
         read, write = (
@@ -166,7 +174,7 @@ def version() -> int:
     """The version of Landlock that this process can use: 1 since Linux 5.13; 0 without."""
     if platform.machine() not in _MACHINES:
         return 0
-    found: int = _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
+    found: int = libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
     return max(0, found)
 
 
@@ -178,36 +186,53 @@ def prepare() -> None:
         _filter(has_network=has_network, runs_own=False)
 
 
+def rules_of(access: Access, pid: int, *, runs_own: bool = False) -> int:
+    """The descriptor of rules by which the process ``pid`` is enclosed; the caller closes it.
+
+    A process that has just been forked copies each page that it writes to, so others are four times
+    as fast. Raises ``OSError``.
+    """
+    known, own = version(), f"/proc/{pid}"
+    files = sum(rights for since, rights in _FILE_RIGHTS.items() if since <= known)
+    tcp = _BIND_TCP | (0 if access.any_port else _CONNECT_TCP) if known >= _TCP_VERSION else 0
+    scopes = _ABSTRACT_SOCKETS | _SIGNALS if known >= _SCOPES_VERSION else 0
+    attributes = struct.pack("=QQQ", files, tcp, scopes)
+    with ExitStack() as where_it_fails:
+        rules = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+        where_it_fails.callback(os.close, rules)
+        network = [*_NETWORK, *filter(None, map(os.environ.get, _CREDENTIALS))] if access.has_network else ()
+        for place in (*access.read, own, *_SYSTEM, *_own_code(), *network):
+            _allow(rules, place, _READ_FILE | _READ_DIR)
+        for place in (own, *_SYSTEM, *_own_code()) if runs_own else ():
+            _allow(rules, place, _READ_FILE | _READ_DIR | _EXECUTE)
+        _allow(rules, os.devnull, _READ_FILE | _WRITE_FILE)
+        ledger = filter(None, [os.environ.get(LEDGER_VARIABLE)])  # of tests
+        for place in (*access.write, *ledger):
+            _allow(rules, place, files & (_WRITE_FILE | _MAKE_FILE | _TRUNCATE))
+        for port in access.ports if tcp & _CONNECT_TCP else ():
+            _call(_ADD_RULE, rules, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), 0)
+        where_it_fails.pop_all()
+    return rules
+
+
+def enter(rules: int, *, has_network: bool, runs_own: bool = False) -> None:
+    """Give up all but what ``rules`` allow, and close them; see ``enclose``."""
+    try:
+        _prctl(_NO_NEW_PRIVILEGES, 1)
+        _call(_RESTRICT_SELF, rules, 0)
+    finally:
+        os.close(rules)
+    keep_capabilities(READING)
+    _prctl(_SECCOMP, _SECCOMP_FILTER, _filter(has_network=has_network, runs_own=runs_own)[0])
+
+
 def enclose(access: Access, *, runs_own: bool = False) -> None:
     """Give up all but ``access``, now and for good. Raises ``OSError``; then nothing is sure.
 
     ``runs_own``: this process starts others of Python's folders, which are enclosed as well; all
     may make sockets of this host, and those others do not read their own /proc.
     """
-    known, has_network = version(), bool(access.ports or access.any_port)
-    files = sum(rights for since, rights in _FILE_RIGHTS.items() if since <= known)
-    tcp = _BIND_TCP | (0 if access.any_port else _CONNECT_TCP) if known >= _TCP_VERSION else 0
-    scopes = _ABSTRACT_SOCKETS | _SIGNALS if known >= _SCOPES_VERSION else 0
-    attributes = struct.pack("=QQQ", files, tcp, scopes)
-    ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-    try:
-        network = [*_NETWORK, *filter(None, map(os.environ.get, _CREDENTIALS))] if has_network else ()
-        for place in (*access.read, *_SYSTEM, *_own_code(), *network):
-            _allow(ruleset, place, _READ_FILE | _READ_DIR)
-        for place in (*_SYSTEM, *_own_code()) if runs_own else ():
-            _allow(ruleset, place, _READ_FILE | _READ_DIR | _EXECUTE)
-        _allow(ruleset, os.devnull, _READ_FILE | _WRITE_FILE)
-        ledger = filter(None, [os.environ.get(LEDGER_VARIABLE)])  # of tests
-        for place in (*access.write, *ledger):
-            _allow(ruleset, place, files & (_WRITE_FILE | _MAKE_FILE | _TRUNCATE))
-        for port in access.ports if tcp & _CONNECT_TCP else ():
-            _call(_ADD_RULE, ruleset, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), 0)
-        _prctl(_NO_NEW_PRIVILEGES, 1)
-        _call(_RESTRICT_SELF, ruleset, 0)
-    finally:
-        os.close(ruleset)
-    keep_capabilities(READING)
-    _prctl(_SECCOMP, _SECCOMP_FILTER, _filter(has_network=has_network, runs_own=runs_own)[0])
+    enter(rules_of(access, os.getpid(), runs_own=runs_own), has_network=access.has_network, runs_own=runs_own)
 
 
 def unreadable_code() -> str:
@@ -264,7 +289,9 @@ def _program(*, has_network: bool, runs_own: bool) -> bytes:
     nicer = [_SET_PRIORITY[machine]] if runs_own else []  # what it starts may be
     for number in (*_OF_ITSELF[machine], *nicer):
         program += [(_EQUAL, 0, 4, number), first, *is_zero]
-    who = (_LOAD, 0, 0, _ARGUMENTS_AT + 8)
+    who = policy = (_LOAD, 0, 0, _ARGUMENTS_AT + 8)
+    program += [(_EQUAL, 0, 7, _SET_SCHEDULER[machine]), first, (_EQUAL, 3, 0, 0)]
+    program += [policy, (_AND, 0, 0, _NO_USUAL_POLICY), *is_zero]
     program += [(_EQUAL, 0, 6, _SET_PRIORITY[machine]), first, (_EQUAL, 0, 3, 0), who, *is_zero]
     program += [(_EQUAL, 0, 2 + 2 * len(_CHANGE_ATTRIBUTES), _IOCTL[machine]), (_LOAD, 0, 0, _ARGUMENTS_AT + 8)]
     for request in _CHANGE_ATTRIBUTES:
@@ -287,13 +314,8 @@ def _without_inner(places: set[str]) -> list[str]:
     return sorted(place for place in places if not _is_below(place, places - {place}))
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _call(*arguments: object) -> int:
-    done: int = _libc().syscall(*arguments)
+    done: int = libc().syscall(*arguments)
     if done < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"the sandbox cannot be made: {os.strerror(number)}")
@@ -302,6 +324,6 @@ def _call(*arguments: object) -> int:
 
 def _prctl(option: int, *values: object) -> None:
     given = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in (*values, 0, 0, 0, 0)][:4]
-    if _libc().prctl(option, *given) < 0:
+    if libc().prctl(option, *given) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"the sandbox cannot be made: {os.strerror(number)}")

@@ -45,9 +45,8 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.ahead import Requested
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import StorageLimits
-from batchd.runtime import failpoints
+from batchd.runtime import failpoints, sandbox
 from batchd.runtime.rights import reading_as
-from batchd.runtime.sandbox import Access, enclose
 from batchd.worker import messages as orders
 from batchd.worker.blocks import BlocksAhead
 from batchd.worker.filling import (
@@ -137,8 +136,8 @@ class WorkerLoop:
 
     def _handle_other(self, message: Message, descriptors: list[int]) -> None:
         match message, descriptors:
-            case orders.Enclose(), []:
-                enclose(Access(message.read, message.ports, message.any_port, message.write))
+            case orders.Enclose(), [rules]:
+                sandbox.enter(rules, has_network=message.has_network)
             case orders.UseStorage(), []:
                 self._storage.limits = StorageLimits.from_wire(message.storage)
             case orders.PrepareStream() | orders.MeasureStream(), [index, *cache]:

@@ -72,12 +72,12 @@ class Ready(Message):
 
 @message(33)
 class Enclose(Message):
-    """Give up all but this, for good: comes before the first stream, if at all. See ``Access``."""
+    """Give up all but what rules allow, for good: comes before the first stream, if at all.
 
-    read: list[str]
-    ports: list[int]
-    any_port: bool
-    write: list[str]
+    With the descriptor of ``sandbox.rules_of``.
+    """
+
+    has_network: bool
 
 
 class SampleRecipe(NamedTuple):

@@ -36,7 +36,7 @@ from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Child, Grandchild, Linked, describe, start_linked
 from batchd.runtime.limits import CountedPerMinute, printable
 from batchd.runtime.poller import Poller
-from batchd.runtime.sandbox import Access, version
+from batchd.runtime.sandbox import Access, rules_of, version
 from batchd.runtime.slots import ADVICE
 from batchd.worker import messages as orders
 from batchd.worker.interface import SentBefore
@@ -216,7 +216,13 @@ class WorkerProcesses:
             return
         if isinstance(message, orders.OPENING) and self._access is not None and not process.is_enclosed and version():
             process.is_enclosed = True
-            self.send(number, orders.Enclose(*self._access))
+            try:
+                rules = rules_of(self._access, process.pid)
+            except OSError as error:
+                self.kill(number, str(error))
+                return
+            self.send(number, orders.Enclose(self._access.has_network), rules)
+            os.close(rules)
         try:
             send_message(process.channel, message, descriptors)
         except ChannelClosed:

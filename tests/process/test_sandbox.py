@@ -101,6 +101,7 @@ ATTACKS = """
         yield "limits the daemon", lambda: resource.prlimit(daemon, resource.RLIMIT_CPU)
         yield "places the daemon", lambda: os.sched_setaffinity(daemon, os.sched_getaffinity(daemon))
         yield "slows the daemon", lambda: os.setpriority(os.PRIO_PROCESS, daemon, 19)
+        yield "lets the daemon idle", lambda: os.sched_setscheduler(daemon, os.SCHED_IDLE, os.sched_param(0))
         yield "slows its user", lambda: os.setpriority(os.PRIO_USER, 0, 19)
         yield "makes a namespace", unshare
         yield "flags a photograph", lambda: flag(photo)
@@ -391,6 +392,9 @@ def test_a_running_observer_is_enclosed_unless_the_operator_wants_no_sandbox(sta
     for sandbox, is_enclosed in (("on", True), ("off", False)):
         daemon = start_daemon(http=ANYWHERE, sandbox=sandbox)
         assert fetch(daemon, "/healthz").status == 200
+        observer = observer_of(daemon)
+        assert fetch(daemon, "/status.json").status == 200
+        assert observer_of(daemon) == observer, "it has ended once it was enclosed"
         facts = Path(f"/proc/{observer_of(daemon)}/status").read_text()
         assert f"Seccomp:\t{2 * is_enclosed}" in facts
         assert f"NoNewPrivs:\t{int(is_enclosed)}" in facts
