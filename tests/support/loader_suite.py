@@ -172,13 +172,13 @@ class LoaderSuite:
         """A state has the table, so that another loader goes on with the next batch."""
         table = folder_stream(photos, seed=3)
         rules = {"who": [f"group:{os.getegid()}"], "roots": [str(photos)]}
-        daemon, loader_type = start_daemon({"same": table}, define=rules), type(load())
-        with loader_type("same", address=daemon.address) as one:
+        address = start_daemon({"same": table}, define=rules).address
+        with load("same", address=address) as one:
             expected = indices(one) + indices(one)
-        with loader_type("trial", address=daemon.address, define=table) as one:
+        with load("trial", address=address, define=table) as one:
             seen, state = indices(one, 2), one.state_dict()
         assert state["define"] == table
-        with loader_type("trial", address=daemon.address, state=state) as one:
+        with load("trial", address=address, state=state) as one:
             assert seen + indices(one) + indices(one) == expected
 
     def test_mistakes_are_said_at_once(self, load: Load) -> None:

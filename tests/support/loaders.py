@@ -13,7 +13,7 @@ def loading(loader_type: Callable[..., Any]) -> Callable[[DaemonProcess], Iterat
         loaders: list[Any] = []
 
         def make(stream: str = "photos", **options: object) -> Any:
-            loaders.append(loader_type(stream, address=daemon.address, **options))
+            loaders.append(loader_type(stream, **{"address": daemon.address, **options}))
             return loaders[-1]
 
         yield make

@@ -45,6 +45,9 @@ def _places(source: SourceOptions) -> list[Path]:
     path, folder = named.get("path"), "image_root" if "image_root" in named else "root"
     if isinstance(path, Path) and named.get(folder, path) is None:  # its files are beside it
         paths.append(path.parent)
+    classes = named.get("classes")
+    if isinstance(classes, str) and Path(classes).is_absolute():  # the folder of another stream
+        paths.append(Path(classes))
     return paths
 
 
