@@ -234,9 +234,9 @@ def _scan_in_fork(
             survey = _TellingSurvey(lambda *said: channel.sendall(_line(said)), storage)
             _scan_and_say(survey, scan, memory)
         status = 0
-    except BaseException:  # noqa: BLE001  it is the end of the process
-        traceback.print_exc()
     finally:
+        if status:
+            traceback.print_exc()
         os._exit(status)
 
 
@@ -295,8 +295,10 @@ class _TellingSurvey(Survey):
     def part(self, found_before: int) -> Survey:
         """See ``Survey``; what it sees is reported, too."""
 
-        def say(what: str, *words: Any) -> None:
-            self.say(what, *([found_before + words[0]] if what == "found" else words))
+        def say(what: str, first: object, *words: object) -> None:
+            if what == "found" and isinstance(first, int):
+                first += found_before
+            self.say(what, first, *words)
 
         part = _TellingSurvey(say, self.storage)
         self._parts.append(part)
