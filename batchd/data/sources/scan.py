@@ -228,11 +228,12 @@ def _scan_in_fork(
             if descriptor not in {*children.STANDARD_STREAMS, channel.fileno(), memory}:
                 with suppress(OSError):  # the one that listed them is closed
                     os.close(descriptor)
+        allowed = ScanMemory()  # an enclosed process does not see the limits of its cgroup
         enclose(access)
         with Storage() as storage:
             storage.begin_scan()
             survey = _TellingSurvey(lambda *said: channel.sendall(_line(said)), storage)
-            _scan_and_say(survey, scan, memory)
+            _scan_and_say(survey, scan, memory, allowed)
         status = 0
     finally:
         if status:
@@ -256,17 +257,18 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
     say("found", 0)
     failpoints.passing("scan.isolated")
     plain, limits, access = json.load(sys.stdin)
-    source = source_from_plain(plain)
+    source, allowed = source_from_plain(plain), ScanMemory()
     if access is not None:
         enclose(Access(*access))
     with Storage(StorageLimits(*limits)) as storage:
-        _scan_and_say(_TellingSurvey(say, storage), partial(scan, source), int(sys.argv[1]))
+        _scan_and_say(_TellingSurvey(say, storage), partial(scan, source), int(sys.argv[1]), allowed)
     return 0
 
 
-def _scan_and_say(survey: "_TellingSurvey", scan: Callable[[Survey], SourceIndex], memory: int) -> None:
+def _scan_and_say(
+    survey: "_TellingSurvey", scan: Callable[[Survey], SourceIndex], memory: int, allowed: ScanMemory
+) -> None:
     """Scan, with bounded memory, and put the index into ``memory``."""
-    allowed = ScanMemory()
     allowed.bound()
     try:
         index = scan(survey)
