@@ -21,7 +21,7 @@ STOPPED_MAX_S = 2.0
 RANKS_MAX = 3
 FREE_TIMEOUT_S = 20.0
 REFUSED_TIMEOUT_S = 10.0
-AGAIN_S = 0.05
+AGAIN_S, POSSIBLE_MAX_S = 0.05, 30.0
 STARTING_MAX_S = 0.8
 """A trainer, or a daemon, starts in about this time."""
 
@@ -67,15 +67,21 @@ class Faults:
             del self._kinds["fill the disk, or free it"]
 
     def one(self) -> None:
-        """Inject the next fault that is possible now; the cards of the others stay in the deck."""
+        """Inject the next fault that is possible now; the cards of the others stay in the deck.
+
+        Where none is for long, as a process that was killed is not there, a new deck is dealt.
+        """
+        until_s = time.monotonic() + POSSIBLE_MAX_S
         while True:
             for kind in reversed(self._deck):
                 if self._kinds[kind][1]():
                     self._deck.remove(kind)
                     self._run.faults[kind] += 1
                     return
-            self._run.watch(AGAIN_S)
-            self._shuffle()
+            if not self._deck or time.monotonic() > until_s:
+                self._shuffle()
+            else:
+                self._run.watch(AGAIN_S)
 
     def _shuffle(self) -> None:
         """Put a new deck before the cards that are left.

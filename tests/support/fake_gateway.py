@@ -181,8 +181,10 @@ class FakeGateway:
 
     def send_parts(self, most: int = 1 << 30) -> int:
         """Send at most this many requested parts of an index, until one index is opened."""
+        deadline = time.monotonic() + PATIENCE_S
         for sent in range(most):
             while not self.hears(messages.AskIndex, 0.1):
+                assert time.monotonic() < deadline, "the worker host neither asks for a part nor opens the index"
                 if any(isinstance(one, StreamOpened | StreamRefused) for one, _ in self._queue):
                     return sent
             asked = self.expect(messages.AskIndex)
