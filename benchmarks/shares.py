@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from harness import Bench, Figure, served, spread
+from harness import Bench, Figure, endless, served, spread
 
 import batchd_client
 from batchd.runtime.keys import KeyDirectory
@@ -210,7 +210,7 @@ def _idle(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
                 pass
             taken_ms.append(1000 * (time.monotonic() - began_s))
             end_s = time.monotonic() + 1.0
-            batches = iter(stream)
+            batches = endless(stream)
             while time.monotonic() < end_s:
                 next(batches).release()
             stream.close()
