@@ -80,8 +80,10 @@ def _enclosing_ms() -> float:
             enter(rules, has_network=False)
             theirs.send(struct.pack("d", time.perf_counter() - started_s))
             os._exit(0)
+        access = NOTHING._replace(read=[str(Path.cwd())])
+        os.close(rules_of(access, pid))  # a daemon does not fork workers itself, and copies no pages
         started_s = time.perf_counter()
-        rules = rules_of(NOTHING._replace(read=[str(Path.cwd())]), pid)
+        rules = rules_of(access, pid)
         made_s = time.perf_counter() - started_s
         socket.send_fds(ours, [b"-"], [rules])
         os.close(rules)
