@@ -81,7 +81,8 @@ def _enclosing_ms() -> float:
             theirs.send(struct.pack("d", time.perf_counter() - started_s))
             os._exit(0)
         access = NOTHING._replace(read=[str(Path.cwd())])
-        os.close(rules_of(access, pid))  # a daemon does not fork workers itself, and copies no pages
+        # a daemon does not fork workers itself, and copies no pages
+        os.close(rules_of(access, pid))
         started_s = time.perf_counter()
         rules = rules_of(access, pid)
         made_s = time.perf_counter() - started_s
