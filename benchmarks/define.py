@@ -7,18 +7,17 @@ users       p99 of the time that another trainer waits for a batch, while users 
             a batch and leave, as 100 with 10 streams each do in an hour ÷ without them
 """
 
-import multiprocessing
 import os
 import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from harness import Bench, Figure, endless, served, spread
+from harness import Bench, Figure, beside, endless, served, spread
 
 import batchd_client
 
@@ -89,31 +88,18 @@ def _waits(bench: Bench, daemon: batchd_client.Daemon, address: str, photos: lis
     table = _table(bench, "users", photos, 0)
     with daemon.stream("photos") as stream:
         batches = endless(stream)
-        p99_s = [_p99_s(batches, beside) for beside in (nullcontext(), _users(address, table))]
+        p99_s = [_p99_s(batches, other) for other in (nullcontext(), beside(_define_often, address, table))]
     return p99_s[1] / p99_s[0]
 
 
-def _p99_s(batches: Iterator[batchd_client.Batch], beside: AbstractContextManager[None]) -> float:
+def _p99_s(batches: Iterator[batchd_client.Batch], other: AbstractContextManager[None]) -> float:
     waits_s = []
-    with beside:
+    with other:
         until_s = time.perf_counter() + WINDOW_S
         while (began_s := time.perf_counter()) < until_s:
             next(batches).release()
             waits_s.append(time.perf_counter() - began_s)
     return statistics.quantiles(waits_s, n=PARTS)[-1]
-
-
-@contextmanager
-def _users(address: str, table: Mapping[str, object]) -> Iterator[None]:
-    context = multiprocessing.get_context("spawn")
-    over = context.Event()
-    process = context.Process(target=_define_often, args=(address, table, over))
-    process.start()
-    try:
-        yield
-    finally:
-        over.set()
-        process.join()
 
 
 def _define_often(address: str, table: Mapping[str, object], over: Event) -> None:

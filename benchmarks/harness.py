@@ -202,6 +202,20 @@ def endless(stream: batchd_client.Stream) -> Iterator[batchd_client.Batch]:
         yield from stream
 
 
+@contextmanager
+def beside(target: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Another process meanwhile. ``target`` gets an event, last, that is set when it has to end."""
+    context = multiprocessing.get_context("spawn")
+    over = context.Event()
+    process = context.Process(target=target, args=(*arguments, over))
+    process.start()
+    try:
+        yield
+    finally:
+        over.set()
+        process.join()
+
+
 def spread(values: list[float], digits: int = 2) -> str:
     """Median with the smallest and the largest."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f}, {len(values)} rounds)"

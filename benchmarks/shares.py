@@ -11,18 +11,17 @@ The parts are of the workers' time as the daemon counts it, so foreign load chan
 trainers of the hostile tenant have the lowest priority, as if they were on a machine of their own.
 """
 
-import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from harness import Bench, Figure, endless, served, spread
+from harness import Bench, Figure, beside, endless, served, spread
 
 import batchd_client
 from batchd.runtime.keys import KeyDirectory
@@ -110,20 +109,6 @@ class Doing(NamedTuple):
     defines: str = ""
 
 
-@contextmanager
-def _reading(address: str, key: str, doing: Doing) -> Iterator[None]:
-    """Trainers in a process of their own."""
-    context = multiprocessing.get_context("spawn")
-    over = context.Event()
-    process = context.Process(target=_read_all, args=(address, key, doing, over))
-    process.start()
-    try:
-        yield
-    finally:
-        over.set()
-        process.join()
-
-
 def _read_all(address: str, key: str, doing: Doing, over: Event) -> None:
     os.nice(doing.nicer)
     readers = [Thread(target=_read, args=(address, key, name, over)) for name in doing.streams]
@@ -182,8 +167,8 @@ def _weights(bench: Bench, here: str, address: str, files: dict[str, str]) -> No
     small = [f"{SMALL}{number}" for number in range(STREAMS)]
     with (
         batchd_client.connect(here) as daemon,
-        _reading(address, files[LARGE], Doing([LARGE])),
-        _reading(address, files[SMALL], Doing(small)),
+        beside(_read_all, address, files[LARGE], Doing([LARGE])),
+        beside(_read_all, address, files[SMALL], Doing(small)),
     ):
         time.sleep(WARM_S)
         parts = []
@@ -200,7 +185,7 @@ def _idle(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
     with (
         batchd_client.connect(here) as daemon,
         batchd_client.connect(address, key=files[LARGE]) as large,
-        _reading(address, files[SMALL], Doing([f"{SMALL}{number}" for number in range(STREAMS)])),
+        beside(_read_all, address, files[SMALL], Doing([f"{SMALL}{number}" for number in range(STREAMS)])),
     ):
         for _ in range(bench.rounds):
             before_s = _work(daemon)[LARGE][0]
@@ -230,11 +215,11 @@ def _idle(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
 def _hostile(bench: Bench, here: str, address: str, files: dict[str, str], many: str) -> None:
     ratios = []
     worst = [*(f"{SMALL}{number}" for number in range(STREAMS)), "bad", "bad"] * 2
-    with batchd_client.connect(here) as daemon, _reading(address, files[LARGE], Doing([LARGE])):
+    with batchd_client.connect(here) as daemon, beside(_read_all, address, files[LARGE], Doing([LARGE])):
         for _ in range(bench.rounds):
             rates = []
             for doing in (Doing([f"{SMALL}0"], LOWEST), Doing(worst, LOWEST, asks=True, defines=many)):
-                with _reading(address, files[SMALL], doing):
+                with beside(_read_all, address, files[SMALL], doing):
                     time.sleep(WARM_S)
                     work = bench.measure(f"beside {len(doing.streams)} streams", lambda: _window(daemon))
                 rates.append(work[LARGE])

@@ -438,7 +438,7 @@ class Reconfigured(Event):
 class RingsSized(Event):
     """Rings may have so many of their slots from now on. ``slots_max``: by stream number.
 
-    That of a live stream stays as it is: it holds what was pushed and not read.
+    The ring of a live stream keeps its size: it holds samples that nobody has read yet.
     """
 
     slots_max: Mapping[int, int]

@@ -30,7 +30,7 @@ OTHERS = "(others)"
 
 
 class Demand(NamedTuple):
-    """What somebody wants of a quantity: from ``least`` to ``most``, by ``weight``."""
+    """One claim to a part of a quantity: ``least`` to ``most``, in proportion to ``weight``."""
 
     weight: float
     least: int

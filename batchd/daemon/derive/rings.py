@@ -19,7 +19,7 @@ from batchd.daemon.reload.apply import ReloadApplier
 from batchd.stream.rings import SLOTS_MIN
 
 UNREAD_WEIGHT = 1e-6
-"""Of the ring of a stream that nobody reads: it keeps what nobody else wants."""
+"""Weight of a ring without trainers: it keeps only memory that no other ring asks for."""
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class DerivedStream:
 class DefinedStream:
     """A defined stream in service. ``table``: as it was sent. ``keep_s``: see ``Subscribe``.
 
-    ``tenant``: whose share its ring is of. ``read_s``: when somebody read it last (``monotonic``).
-    ``roots``: those that it needs.
+    ``tenant``: the share that its ring counts for. ``read_s``: time of the last read, by
+    ``monotonic``. ``roots``: those that it needs.
     """
 
     number: int
@@ -133,6 +133,6 @@ class Rings:
             self._applier.enqueue(RingsSized(sizes))
 
     def is_idle(self, stream: Serving) -> bool:
-        """True if nobody reads it; one that was just added is about to be read."""
+        """True without trainers, except for a stream that was just added for one."""
         known = self._applier.state.streams.get(stream.number)
         return known is not None and not known.delivery.subscriptions
